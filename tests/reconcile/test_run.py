@@ -115,6 +115,18 @@ def test_all_is_found_repaired_and_then_agreed(
     assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
 
 
+def test_all_executors_together_keep_the_rate(damaged: Damaged, spark: Any) -> None:
+    """Each of the two databases has a task of its own."""
+    per_s = 20
+    reconcile = damaged.settings.reconcile.model_copy(update={"repairs_per_s": per_s})
+    damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+    outcome = damaged.run(spark, repair=True)
+    assert outcome.verdict == RunVerdict.REPAIRED
+    # The first batches begin at once. The shorter task is over before the longer one.
+    longer = max(len(damaged.lost_of(0)), len(damaged.lost_of(1)))
+    assert outcome.seconds["repair"] >= (longer - per_s / 2) / (per_s / 2)
+
+
 def test_in_a_notebook_the_findings_are_a_dataframe(damaged: Damaged, spark: Any) -> None:
     findings = compare(spark, damaged.settings)
     rows = findings.select("kind", "job_id", "biz_id").collect()
@@ -219,9 +231,15 @@ def test_a_database_is_killed_in_the_middle(
         assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
 
 
+@pytest.mark.parametrize("where", ["here", "spark"])
 def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
-    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+    own_mysql: Server,
+    mysql_server: Any,
+    own_redis_url: tuple[Server, str],
+    where: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
         # It is the first one that is asked.
         damaged = Damaged(settings_of((database_on(own_mysql), url), own_redis_url[1]))
@@ -230,14 +248,14 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
             if phase == "repairing" and done == 0:
                 own_mysql.kill()
 
-        outcome = damaged.run(repair=True, on_progress=break_it)
+        outcome = damaged.run(spark, repair=True, on_progress=break_it)
         own_mysql.start()
         done = {repair.finding.job_id for repair in outcome.repairs if repair.done}
         left = {repair.finding.job_id for repair in outcome.repairs if not repair.done}
         assert (done, left) == (damaged.lost_of(1), damaged.lost_of(0))
         assert all("database 0" in repair.how for repair in outcome.repairs if not repair.done)
         assert outcome.verdict == RunVerdict.LEFT
-        assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
+        assert damaged.run(spark, repair=True).verdict == RunVerdict.REPAIRED
 
 
 @pytest.mark.parametrize(

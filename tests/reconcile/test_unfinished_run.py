@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 from collections import Counter
 from contextlib import ExitStack
@@ -42,7 +44,9 @@ class Directory:
     def open(self, *, repair: bool = True, fresh: bool = False, **changes: Any) -> UnfinishedRun:
         """A run that lives until `stack` is closed."""
         run = open_unfinished_run(self.settings(**changes), self.clock, repair=repair, fresh=fresh)
-        return self.stack.enter_context(run)
+        opened = self.stack.enter_context(run)
+        assert opened is not None
+        return opened
 
     def interrupt(self) -> None:
         """A run of this process records a finding and its repair, and ends without deleting its folder."""
@@ -138,3 +142,17 @@ def test_a_folder_without_its_file_is_left_alone(directory: Directory) -> None:
     directory.interrupt()
     (directory.folders()[0] / RUN).unlink()
     assert directory.open().compared == []
+
+
+def test_without_locks_a_run_goes_on_without_a_folder(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with open_unfinished_run(
+        directory.settings(), directory.clock, repair=True, fresh=False
+    ) as run:
+        assert run is None
+    assert "No locks available" in caplog.text

@@ -101,7 +101,8 @@ def run_reconciliation(
         outcome = run.run()
         store_result(outcome, settings, clock)
         where = report.write_report(outcome, settings)
-        unfinished.delete()
+        if unfinished is not None:
+            unfinished.delete()
     return outcome, where
 
 

@@ -140,11 +140,17 @@ def repair_items(
     findings: Sequence[Finding],
     on_progress: Callable[[int], object] = lambda done: None,
 ) -> Iterator[RepairAnswer]:
-    """Repairs findings, and yields the results; does not raise. `on_progress`: as of `Repairer`."""
+    """Repairs findings, and yields the results; does not raise. `on_progress`: as of `Repairer`.
+
+    Without Redis it breaks off. Without a database, the findings of this database are left.
+    """
     try:
         with DatabasesAndRedis.open(settings, clock, _databases_of(settings, findings)) as sides:
             yield from Repairer(sides, actor, run_id).repair_findings(findings, on_progress)
-    except (StoreUnavailable, TimerUnavailable) as error:
+    except StoreUnavailable as error:  # of the opening: no database of these findings answers
+        for finding in findings:
+            yield RepairResult(finding, False, str(error))
+    except TimerUnavailable as error:
         yield RepairsBrokenOff(str(error))
     except Exception as error:
         log.exception("repairing broke off")

@@ -97,11 +97,12 @@ class UnfinishedRun:
 @contextmanager
 def open_unfinished_run(
     settings: Settings, clock: Clock, *, repair: bool, fresh: bool
-) -> Iterator[UnfinishedRun]:
+) -> Iterator[UnfinishedRun | None]:
     """The folder of an interrupted run with the same settings, else a new one; locked during the block.
+    None: the directory lacks room or locks, which is logged.
 
     repair: whether the run repairs; a run that does not repair takes up no run that does, and vice versa.
-    fresh: takes up no run. Deletes the folders of runs that died long ago. Raises OSError.
+    fresh: takes up no run. Deletes the folders of runs that died long ago.
     """
     directory = Path(settings.reconcile.directory)
     make_private_directory(directory)
@@ -114,13 +115,29 @@ def open_unfinished_run(
             if run is not None:
                 yield run
                 return
+    try:
+        new, lock = _create_folder(directory, {"key": key, "began_ms": clock.wall_ms()})
+    except OSError as error:
+        log.warning("if this run dies, the next one begins anew: %s: %s", directory, error)
+        yield None
+        return
+    with lock:
+        yield new
+
+
+def _create_folder(directory: Path, about: dict[str, object]) -> tuple[UnfinishedRun, IO[str]]:
+    """A new run, and the file that locks its folder while it is open."""
     folder = Path(tempfile.mkdtemp(".unfinished", ".", directory))
-    with open_private_file(folder / RUN, "w+") as lock:
+    lock = open_private_file(folder / RUN, "w+")
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        json.dump({"key": key, "began_ms": clock.wall_ms()}, lock)
+        json.dump(about, lock)
         lock.flush()
         os.fsync(lock.fileno())
-        yield UnfinishedRun(folder)
+    except BaseException:
+        lock.close()
+        raise
+    return UnfinishedRun(folder), lock
 
 
 def _settings_key(settings: Settings, *, repair: bool) -> str:
