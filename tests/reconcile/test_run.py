@@ -22,9 +22,12 @@ from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import routing_bits_of
 from toc.errors import SchemaMismatch, TocError
-from toc.reconcile.findings import ReconcileResult, RunVerdict
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.findings import ReconcileResult, RunVerdict, ShardComparison, ShardFailure
 from toc.reconcile.reconciliation import Reconciliation
 from toc.reconcile.spark import compare
+from toc.reconcile.task_runner import TaskRunner
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
@@ -44,8 +47,8 @@ class Damaged:
         self.settings = settings
         migrate.upgrade(settings)
         with TimeoutCenter(settings) as center:
-            soon = timedelta(seconds=300)
-            ids = center.schedule_many([(n, soon) for n in range(400)], biz_type="order.close")
+            jobs = [(n, timedelta(seconds=300 + n % 50)) for n in range(400)]
+            ids = center.schedule_many(jobs, biz_type="order.close")
         self.lost = ids[::4]
         with closing(self.slots()) as slots:
             for job_id in self.lost:
@@ -113,6 +116,27 @@ def test_all_is_found_repaired_and_then_agreed(
     assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
     assert len(repaired.repairs) == 100
     assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
+
+
+def test_the_parts_of_a_shard_are_merged_on_executors(damaged: Damaged, spark: Any) -> None:
+    clock = SystemClock()
+    with DatabasesAndRedis.open(damaged.settings, clock) as sides:
+        comparer = ShardComparer(sides)
+        parts = [part for shard in range(SHARDS) for part in comparer.split_shard(shard, 10)]
+    assert len(parts) > 3 * SHARDS
+    tasks = TaskRunner(damaged.settings, spark, clock, lambda *_: None)
+    merged = tasks.compare("comparing", parts)
+    assert all(isinstance(one, ShardComparison) for one in merged)
+    assert sorted(one.shard for one in merged) == list(range(SHARDS))
+    assert sum(one.counts["rows"] for one in merged) == 400
+    assert sum(one.counts["armed"] for one in merged) == 300
+    assert {finding.job_id for one in merged for finding in one.findings} == set(damaged.lost)
+    # A shard of which one part fails has failed.
+    engine = create_engine(damaged.settings.databases[1], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE toc_job_0007 RENAME TO away"))
+    failed = [one for one in tasks.compare("comparing", parts) if isinstance(one, ShardFailure)]
+    assert [one.shard for one in failed] == [7]
 
 
 def test_all_executors_together_keep_the_rate(damaged: Damaged, spark: Any) -> None:
