@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -22,12 +23,14 @@ from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import routing_bits_of
 from toc.errors import SchemaMismatch, TocError
+from toc.reconcile import reconciliation
 from toc.reconcile.compare import ShardComparer
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import ReconcileResult, RunVerdict, ShardComparison, ShardFailure
 from toc.reconcile.reconciliation import Reconciliation
 from toc.reconcile.spark import compare
 from toc.reconcile.task_runner import TaskRunner
+from toc.reconcile.unfinished_run import open_unfinished_run
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
@@ -57,10 +60,7 @@ class Damaged:
     def slots(self) -> Reminders:
         return Reminders.from_settings(self.settings, SystemClock())
 
-    def run(
-        self, spark: Any = None, *, repair: bool = False, on_progress: Any = None
-    ) -> ReconcileResult:
-        more = {} if on_progress is None else {"on_progress": on_progress}
+    def run(self, spark: Any = None, *, repair: bool = False, **more: Any) -> ReconcileResult:
         return Reconciliation(self.settings, spark, repair=repair, actor="test", **more).run()
 
     def lost_of(self, database: int) -> set[int]:
@@ -116,6 +116,41 @@ def test_all_is_found_repaired_and_then_agreed(
     assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
     assert len(repaired.repairs) == 100
     assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
+
+
+def test_each_wave_waits_for_its_grace_while_the_next_one_is_compared(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciliation, "WAVE_SHARDS", 2)
+    grace_s = 0.3
+    reconcile = damaged.settings.reconcile.model_copy(update={"grace_s": grace_s})
+    damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+    seen: list[str] = []
+    at_s: dict[tuple[str, bool], float] = {}
+
+    def on_progress(phase: str, done: int, of: int) -> None:
+        at_s[phase, done == of] = time.monotonic()
+        if done == of:
+            seen.append(phase)
+
+    assert found(damaged.run(on_progress=on_progress)) == set(damaged.lost)
+    of = "wave {} of 4"
+    order = [
+        ("comparing", 1),
+        ("comparing", 2),
+        ("rechecking", 1),
+        ("comparing", 3),
+        ("rechecking", 2),
+    ]
+    order += [("comparing", 4), ("rechecking", 3), ("rechecking", 4)]
+    assert seen == [f"{phase}, {of.format(number)}" for phase, number in order]
+    for number in range(1, 5):
+        wave = of.format(number)
+        compared_s, rechecked_s = (
+            at_s[f"comparing, {wave}", True],
+            at_s[f"rechecking, {wave}", False],
+        )
+        assert rechecked_s - compared_s >= grace_s
 
 
 def test_the_parts_of_a_shard_are_merged_on_executors(damaged: Damaged, spark: Any) -> None:
@@ -261,6 +296,7 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
     mysql_server: Any,
     own_redis_url: tuple[Server, str],
     where: str,
+    tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     spark = request.getfixturevalue("spark") if where == "spark" else None
@@ -272,14 +308,27 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
             if phase == "repairing" and done == 0:
                 own_mysql.kill()
 
-        outcome = damaged.run(spark, repair=True, on_progress=break_it)
+        def run(**more: Any) -> ReconcileResult:
+            """A run that dies at its end: it does not delete its folder."""
+            clock = SystemClock()
+            with open_unfinished_run(
+                damaged.settings, clock, repair=True, fresh=False
+            ) as unfinished:
+                return damaged.run(spark, repair=True, unfinished=unfinished, **more)
+
+        reconcile = damaged.settings.reconcile.model_copy(update={"directory": str(tmp_path)})
+        damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+        outcome = run(on_progress=break_it)
         own_mysql.start()
         done = {repair.finding.job_id for repair in outcome.repairs if repair.done}
         left = {repair.finding.job_id for repair in outcome.repairs if not repair.done}
         assert (done, left) == (damaged.lost_of(1), damaged.lost_of(0))
         assert all("database 0" in repair.how for repair in outcome.repairs if not repair.done)
         assert outcome.verdict == RunVerdict.LEFT
-        assert damaged.run(spark, repair=True).verdict == RunVerdict.REPAIRED
+        again = run()  # what could not be repaired is tried again
+        assert sum(map(len, again.taken_up.values())) == SHARDS
+        assert (again.verdict, found(again)) == (RunVerdict.REPAIRED, set(damaged.lost))
+        assert damaged.run(spark).verdict == RunVerdict.AGREED
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,11 @@ REPAIRED_AT_ONCE = 20_000
 
 
 class _Wave(NamedTuple):
-    """Shards that were compared. found_s: when, by the monotonic clock."""
+    """Shards that were compared. found_s: when, by the monotonic clock. text: names the wave in progress."""
 
     compared: list[ShardComparison]
     found_s: float
+    text: str
 
 
 class Reconciliation:
@@ -78,7 +79,6 @@ class Reconciliation:
         self._tasks = TaskRunner(settings, spark, self._clock, on_progress)
         self._unfinished = unfinished
         self._finished: list[ShardComparison] = []
-        self._wave_text = ""
         self.outcome = ReconcileResult(
             began_ms=self._clock.wall_ms(),
             namespace=settings.namespace,
@@ -117,13 +117,14 @@ class Reconciliation:
         waves = [shards[start : start + size] for start in range(0, len(shards), size)]
         waiting: _Wave | None = None
         for number, wave in enumerate(waves, start=1):
-            self._wave_text = f", wave {number} of {len(waves)}" if waves[1:] else ""
+            text = f", wave {number} of {len(waves)}" if waves[1:] else ""
             with record_duration(self._clock, self.outcome.seconds, "compare"):
-                compared = self._compare_wave(wave)
+                compared = self._compare_wave(wave, text)
             self._record_compared([one for one in compared if not one.findings])
             if waiting is not None:
                 self._recheck_wave(waiting)
-            waiting = _Wave([one for one in compared if one.findings], self._clock.monotonic_s())
+            suspect = [one for one in compared if one.findings]
+            waiting = _Wave(suspect, self._clock.monotonic_s(), text)
         if waiting is not None:
             self._recheck_wave(waiting)
 
@@ -132,15 +133,15 @@ class Reconciliation:
         routing = self._settings.routing
         return sorted(range(routing.shards), key=lambda s: (s % routing.tables_per_database, s))
 
-    def _compare_wave(self, shards: Sequence[int]) -> list[ShardComparison]:
+    def _compare_wave(self, shards: Sequence[int], text: str) -> list[ShardComparison]:
         """The comparisons of the shards of which all parts could be compared."""
         # In one process nothing is gained from parts.
         planned = [[ShardPart(shard)] for shard in shards]
         if self._spark is not None:
-            answers = self._run_compare_tasks("planning", shards)
+            answers = self._run_compare_tasks("planning" + text, shards)
             planned = [answer for answer in answers if isinstance(answer, list)]
         parts = [part for some in itertools.zip_longest(*planned) for part in some if part]
-        answers = self._run_compare_tasks("comparing", parts)
+        answers = self._run_compare_tasks("comparing" + text, parts)
         return [
             merge_parts([answer], self._settings.findings_kept_max)
             for answer in answers
@@ -156,7 +157,7 @@ class Reconciliation:
             self._clock.sleep_s(max(0.0, until_s - self._clock.monotonic_s()))
         with record_duration(self._clock, self.outcome.seconds, "look"):
             # A shard that cannot be rechecked has no findings: seeing them once is not enough.
-            answers = self._run_compare_tasks("rechecking", wave.compared)
+            answers = self._run_compare_tasks("rechecking" + wave.text, wave.compared)
         self._record_compared([one for one in answers if isinstance(one, ShardComparison)])
 
     def _record_compared(self, compared: list[ShardComparison]) -> None:
@@ -168,7 +169,7 @@ class Reconciliation:
     def _run_compare_tasks(
         self, phase: str, items: Sequence[CompareItem]
     ) -> list[list[ShardPart] | ShardComparison]:
-        answers = self._tasks.compare(phase + self._wave_text, items)
+        answers = self._tasks.compare(phase, items)
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
         return [answer for answer in answers if not isinstance(answer, ShardFailure)]
 
@@ -208,7 +209,8 @@ class Reconciliation:
             answers = self._tasks.repair(findings, self._actor, run_id)
             results = [answer for answer in answers if isinstance(answer, RepairResult)]
             if self._unfinished is not None:
-                self._unfinished.record_repaired(results)
+                # What could not be repaired is tried again.
+                self._unfinished.record_repaired([result for result in results if result.done])
             self._add_repairs(findings, results)
             texts = [answer.text for answer in answers if isinstance(answer, RepairsBrokenOff)]
             if texts:

@@ -54,7 +54,7 @@ class UnfinishedRun:
         self.compared: list[FinishedShards] = []
         """What the interrupted run has compared."""
         self.repairs: list[RepairResult] = []
-        """What the interrupted run has repaired, or could not repair."""
+        """What the interrupted run has repaired."""
         self._files = 0
 
     def read_files(self) -> None:
