@@ -12,8 +12,8 @@ from tests.invariants.conftest import _started
 from tests.reconcile.test_run import Damaged, database_on, own_redis_url, settings_of
 from tests.servers import Server, start_mysql
 from tests.servers.mysql import execute
-from toc.reconcile.executor_tasks import group_into_tasks
-from toc.reconcile.findings import ShardPart
+from toc.reconcile.executor_tasks import MergeParts, group_into_tasks
+from toc.reconcile.findings import ShardComparison, ShardFailure, ShardPart
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
 
@@ -76,3 +76,10 @@ def test_a_task_has_items_of_one_database_and_each_database_few_tasks() -> None:
     databases = [{part.shard // 4 for part in task} for task in tasks]
     assert databases == [{0}, {1}, {2}] * 3
     assert [len(task) for task in group_into_tasks(settings, parts[:2], 3)] == [1, 1]
+
+
+def test_a_shard_of_which_one_part_fails_has_failed() -> None:
+    merge, failure = MergeParts(10), ShardFailure(3, "gone")
+    assert merge(ShardComparison(3), failure) == failure
+    assert merge(failure, ShardComparison(3)) == failure
+    assert isinstance(merge(ShardComparison(3), ShardComparison(3)), ShardComparison)
