@@ -266,10 +266,26 @@ def test_redis_goes_away_while_it_is_repaired(
     server.start()
 
 
-@pytest.mark.parametrize(("phase", "at"), [("comparing", 3), ("rechecking", 2)])
+@pytest.mark.parametrize(
+    ("phase", "at", "where"),
+    [
+        ("comparing", 3, "here"),
+        ("rechecking", 2, "here"),
+        ("planning", 0, "spark"),
+        ("comparing", 0, "spark"),
+        ("rechecking", 0, "spark"),
+    ],
+)
 def test_a_database_is_killed_in_the_middle(
-    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str], phase: str, at: int
+    own_mysql: Server,
+    mysql_server: Any,
+    own_redis_url: tuple[Server, str],
+    phase: str,
+    at: int,
+    where: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
         damaged = Damaged(settings_of((url, database_on(own_mysql)), own_redis_url[1]))
 
@@ -277,7 +293,7 @@ def test_a_database_is_killed_in_the_middle(
             if now == phase and done == at:
                 own_mysql.kill()
 
-        outcome = damaged.run(repair=True, on_progress=break_it)
+        outcome = damaged.run(spark, repair=True, on_progress=break_it)
         own_mysql.start()
         assert outcome.verdict == RunVerdict.UNABLE
         gone = {failure.shard for failure in outcome.failures}
