@@ -26,6 +26,7 @@ SPARK_FILES = {
     "tests/reconcile/test_archive.py",
     "tests/reconcile/test_lateness.py",
     "tests/reconcile/test_nightly_command.py",
+    "tests/reconcile/test_reads_per_database.py",
     "tests/reconcile/test_run.py",
 }
 """The files whose tests share a Spark session."""

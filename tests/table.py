@@ -42,6 +42,10 @@ TABLES = {
             "of these accused",
         ),
     ),
+    "killed": (
+        "runs of the reconciliation that were killed",
+        ("phase", "master", "shards that the next run did not compare again"),
+    ),
     "spark": (
         "what ran on a Spark cluster",
         ("what", "master", "application", "executors", "seconds"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.cluster.conftest import zookeeper
 from tests.servers import Server
@@ -24,6 +25,7 @@ from toc.node.health import health_of_nightly
 from toc.node.node import Node
 from toc.reconcile import nightly as module
 from toc.reconcile.nightly import COMMAND, NightlyScheduler, describe_missing_software
+from toc.runtime import metrics
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -553,3 +555,35 @@ def test_a_node_imports_nothing_of_the_extra(directory: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "set()\n"
+
+
+REPORT = """
+import sys
+from toc.reconcile.findings import ReconcileResult
+from toc.reconcile.report.report import write_report
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
+
+now_ms = SystemClock().wall_ms() + {later_ms}
+outcome = ReconcileResult(now_ms, "toc", 1, 64, "none", False, ended_ms=now_ms + 5000, compared=64)
+outcome.seconds.update(compare=3.5, grace=1.0)
+outcome.counts.update(rows=42)
+write_report(outcome, Settings())
+"""
+
+
+def test_the_figures_of_a_run_are_metrics(make: Make) -> None:
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"toc_reconcile_{name}", labels)
+
+    metrics.RECONCILE_END_TIME.clear()
+    make(REPORT.format(later_ms=-60_000)).run_if_leader()
+    assert (
+        value("end_time_seconds", verdict="agreed") is None
+    )  # the report is that of an earlier run
+    make(REPORT.format(later_ms=0)).run_if_leader()
+    ended_s = value("end_time_seconds", verdict="agreed")
+    assert ended_s is not None
+    assert abs(ended_s - SystemClock().wall_ms() / 1000) < 60
+    assert value("seconds", phase="compare") == 3.5
+    assert value("count", what="rows") == 42

@@ -527,6 +527,7 @@ def test_the_summary(settings: Settings) -> None:
         "databases": 2,
         "shards": 8,
         "compared": 6,
+        "taken_up": [],
         "counts": {"far": 12_345_678, "rows": 1_000_000, "suspects": 4},
         "found": {"missing": 7, "orphan": 1, "mark_ahead": 1},
         "found_total": 9,
@@ -1059,3 +1060,16 @@ def test_words() -> None:
     )
     assert set(KINDS) == set(Disagreement)
     assert datetime.fromtimestamp(BEGAN_MS // 1000, UTC) == datetime(2026, 11, 21, 3, tzinfo=UTC)
+
+
+def test_shards_that_an_interrupted_run_compared_are_named(settings: Settings) -> None:
+    taken_up = {BEGAN_MS - 60_000: [2, 0, 1], BEGAN_MS - 1000: [7]}
+    outcome = outcome_of(taken_up=taken_up)
+    where = report.write_report(outcome, settings)
+    lines = report.result_lines(outcome, where)
+    (first, second) = (line for line in lines if line.startswith("taken up"))
+    assert first.startswith("taken up: shards 0-2, compared until 20")
+    assert "shards 7," in second
+    page = text_of(where)
+    assert "Shards 0-2 were compared until 20" in page
+    assert summary_of(where)["rows_per_second"] is None

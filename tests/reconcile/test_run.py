@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -22,9 +23,14 @@ from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import routing_bits_of
 from toc.errors import SchemaMismatch, TocError
-from toc.reconcile.findings import ReconcileResult, RunVerdict
+from toc.reconcile import reconciliation
+from toc.reconcile.compare import ShardComparer
+from toc.reconcile.databases_and_redis import DatabasesAndRedis
+from toc.reconcile.findings import ReconcileResult, RunVerdict, ShardComparison, ShardFailure
 from toc.reconcile.reconciliation import Reconciliation
 from toc.reconcile.spark import compare
+from toc.reconcile.task_runner import TaskRunner
+from toc.reconcile.unfinished_run import open_unfinished_run
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
@@ -44,8 +50,8 @@ class Damaged:
         self.settings = settings
         migrate.upgrade(settings)
         with TimeoutCenter(settings) as center:
-            soon = timedelta(seconds=300)
-            ids = center.schedule_many([(n, soon) for n in range(400)], biz_type="order.close")
+            jobs = [(n, timedelta(seconds=300 + n % 50)) for n in range(400)]
+            ids = center.schedule_many(jobs, biz_type="order.close")
         self.lost = ids[::4]
         with closing(self.slots()) as slots:
             for job_id in self.lost:
@@ -54,10 +60,7 @@ class Damaged:
     def slots(self) -> Reminders:
         return Reminders.from_settings(self.settings, SystemClock())
 
-    def run(
-        self, spark: Any = None, *, repair: bool = False, on_progress: Any = None
-    ) -> ReconcileResult:
-        more = {} if on_progress is None else {"on_progress": on_progress}
+    def run(self, spark: Any = None, *, repair: bool = False, **more: Any) -> ReconcileResult:
         return Reconciliation(self.settings, spark, repair=repair, actor="test", **more).run()
 
     def lost_of(self, database: int) -> set[int]:
@@ -113,6 +116,74 @@ def test_all_is_found_repaired_and_then_agreed(
     assert (repaired.verdict, found(repaired)) == (RunVerdict.REPAIRED, set(damaged.lost))
     assert len(repaired.repairs) == 100
     assert damaged.run(spark, repair=True).verdict == RunVerdict.AGREED
+
+
+def test_each_wave_waits_for_its_grace_while_the_next_one_is_compared(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciliation, "WAVE_SHARDS", 2)
+    grace_s = 0.3
+    reconcile = damaged.settings.reconcile.model_copy(update={"grace_s": grace_s})
+    damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+    seen: list[str] = []
+    at_s: dict[tuple[str, bool], float] = {}
+
+    def on_progress(phase: str, done: int, of: int) -> None:
+        at_s[phase, done == of] = time.monotonic()
+        if done == of:
+            seen.append(phase)
+
+    assert found(damaged.run(on_progress=on_progress)) == set(damaged.lost)
+    of = "wave {} of 4"
+    order = [
+        ("comparing", 1),
+        ("comparing", 2),
+        ("rechecking", 1),
+        ("comparing", 3),
+        ("rechecking", 2),
+    ]
+    order += [("comparing", 4), ("rechecking", 3), ("rechecking", 4)]
+    assert seen == [f"{phase}, {of.format(number)}" for phase, number in order]
+    for number in range(1, 5):
+        wave = of.format(number)
+        compared_s, rechecked_s = (
+            at_s[f"comparing, {wave}", True],
+            at_s[f"rechecking, {wave}", False],
+        )
+        assert rechecked_s - compared_s >= grace_s
+
+
+def test_the_parts_of_a_shard_are_merged_on_executors(damaged: Damaged, spark: Any) -> None:
+    clock = SystemClock()
+    with DatabasesAndRedis.open(damaged.settings, clock) as sides:
+        comparer = ShardComparer(sides)
+        parts = [part for shard in range(SHARDS) for part in comparer.split_shard(shard, 10)]
+    assert len(parts) > 3 * SHARDS
+    tasks = TaskRunner(damaged.settings, spark, clock, lambda *_: None)
+    merged = tasks.compare("comparing", parts)
+    assert all(isinstance(one, ShardComparison) for one in merged)
+    assert sorted(one.shard for one in merged) == list(range(SHARDS))
+    assert sum(one.counts["rows"] for one in merged) == 400
+    assert sum(one.counts["armed"] for one in merged) == 300
+    assert {finding.job_id for one in merged for finding in one.findings} == set(damaged.lost)
+    # A shard of which one part fails has failed.
+    engine = create_engine(damaged.settings.databases[1], poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE toc_job_0007 RENAME TO away"))
+    failed = [one for one in tasks.compare("comparing", parts) if isinstance(one, ShardFailure)]
+    assert [one.shard for one in failed] == [7]
+
+
+def test_all_executors_together_keep_the_rate(damaged: Damaged, spark: Any) -> None:
+    """Each of the two databases has a task of its own."""
+    per_s = 20
+    reconcile = damaged.settings.reconcile.model_copy(update={"repairs_per_s": per_s})
+    damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+    outcome = damaged.run(spark, repair=True)
+    assert outcome.verdict == RunVerdict.REPAIRED
+    # The first batches begin at once. The shorter task is over before the longer one.
+    longer = max(len(damaged.lost_of(0)), len(damaged.lost_of(1)))
+    assert outcome.seconds["repair"] >= (longer - per_s / 2) / (per_s / 2)
 
 
 def test_in_a_notebook_the_findings_are_a_dataframe(damaged: Damaged, spark: Any) -> None:
@@ -195,17 +266,34 @@ def test_redis_goes_away_while_it_is_repaired(
     server.start()
 
 
-def test_a_database_goes_away_in_the_middle(
-    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+@pytest.mark.parametrize(
+    ("phase", "at", "where"),
+    [
+        ("comparing", 3, "here"),
+        ("rechecking", 2, "here"),
+        ("planning", 0, "spark"),
+        ("comparing", 0, "spark"),
+        ("rechecking", 0, "spark"),
+    ],
+)
+def test_a_database_is_killed_in_the_middle(
+    own_mysql: Server,
+    mysql_server: Any,
+    own_redis_url: tuple[Server, str],
+    phase: str,
+    at: int,
+    where: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
         damaged = Damaged(settings_of((url, database_on(own_mysql)), own_redis_url[1]))
 
-        def break_it(phase: str, done: int, of: int) -> None:
-            if phase == "comparing" and done == 3:
-                own_mysql.stop()
+        def break_it(now: str, done: int, of: int) -> None:
+            if now == phase and done == at:
+                own_mysql.kill()
 
-        outcome = damaged.run(repair=True, on_progress=break_it)
+        outcome = damaged.run(spark, repair=True, on_progress=break_it)
         own_mysql.start()
         assert outcome.verdict == RunVerdict.UNABLE
         gone = {failure.shard for failure in outcome.failures}
@@ -218,25 +306,45 @@ def test_a_database_goes_away_in_the_middle(
         assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
 
 
+@pytest.mark.parametrize("where", ["here", "spark"])
 def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
-    own_mysql: Server, mysql_server: Any, own_redis_url: tuple[Server, str]
+    own_mysql: Server,
+    mysql_server: Any,
+    own_redis_url: tuple[Server, str],
+    where: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
         # It is the first one that is asked.
         damaged = Damaged(settings_of((database_on(own_mysql), url), own_redis_url[1]))
 
         def break_it(phase: str, done: int, of: int) -> None:
             if phase == "repairing" and done == 0:
-                own_mysql.stop()
+                own_mysql.kill()
 
-        outcome = damaged.run(repair=True, on_progress=break_it)
+        def run(**more: Any) -> ReconcileResult:
+            """A run that dies at its end: it does not delete its folder."""
+            clock = SystemClock()
+            with open_unfinished_run(
+                damaged.settings, clock, repair=True, fresh=False
+            ) as unfinished:
+                return damaged.run(spark, repair=True, unfinished=unfinished, **more)
+
+        reconcile = damaged.settings.reconcile.model_copy(update={"directory": str(tmp_path)})
+        damaged.settings = damaged.settings.model_copy(update={"reconcile": reconcile})
+        outcome = run(on_progress=break_it)
         own_mysql.start()
         done = {repair.finding.job_id for repair in outcome.repairs if repair.done}
         left = {repair.finding.job_id for repair in outcome.repairs if not repair.done}
         assert (done, left) == (damaged.lost_of(1), damaged.lost_of(0))
         assert all("database 0" in repair.how for repair in outcome.repairs if not repair.done)
         assert outcome.verdict == RunVerdict.LEFT
-        assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
+        again = run()  # what could not be repaired is tried again
+        assert sum(map(len, again.taken_up.values())) == SHARDS
+        assert (again.verdict, found(again)) == (RunVerdict.REPAIRED, set(damaged.lost))
+        assert damaged.run(spark).verdict == RunVerdict.AGREED
 
 
 @pytest.mark.parametrize(

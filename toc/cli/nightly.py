@@ -20,8 +20,8 @@ from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.lateness import write_lateness_tables
 from toc.reconcile.nightly import kill_this_process_when_parent_ends
-from toc.reconcile.reconciliation import OnProgress
 from toc.reconcile.report import report
+from toc.reconcile.task_runner import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.archive_status import read_archive_status

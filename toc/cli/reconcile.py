@@ -15,9 +15,11 @@ from toc.cli.output import Output
 from toc.cli.progress_bar import progress_bar
 from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.last_result import store_result
-from toc.reconcile.reconciliation import OnProgress, Reconciliation
+from toc.reconcile.reconciliation import Reconciliation
 from toc.reconcile.report import report
 from toc.reconcile.spark import open_spark_session
+from toc.reconcile.task_runner import OnProgress
+from toc.reconcile.unfinished_run import open_unfinished_run
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 
@@ -40,6 +42,12 @@ def reconcile_once(
             help="Spark's master, such as local[4]; 'none': in this process, without Spark.",
         ),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Compare everything, also what an interrupted run has compared."
+        ),
+    ] = False,
 ) -> int:
     """Compare the databases with Redis, all of it, and write a report.
 
@@ -55,7 +63,7 @@ def reconcile_once(
     ):
         start_s = clock.monotonic_s() - began_s
         outcome, where = run_reconciliation(
-            settings, session, clock, on_progress, repair=repair, start_s=start_s
+            settings, session, clock, on_progress, repair=repair, fresh=fresh, start_s=start_s
         )
     output.print_value(
         report.result_as_json(outcome, where), "\n".join(report.result_lines(outcome, where))
@@ -70,22 +78,32 @@ def run_reconciliation(
     on_progress: OnProgress,
     *,
     repair: bool | None = None,
+    fresh: bool = False,
     start_s: float = 0.0,
 ) -> tuple[ReconcileResult, Path]:
-    """Compares, repairs (None: by the settings), stores and reports the result; returns the report too."""
-    run = Reconciliation(
-        settings,
-        session,
-        repair=settings.reconcile.repair if repair is None else repair,
-        actor=current_person(),
-        clock=clock,
-        on_progress=on_progress,
-    )
-    if start_s:
-        run.outcome.seconds["start"] = start_s
-    outcome = run.run()
-    store_result(outcome, settings, clock)
-    return outcome, report.write_report(outcome, settings)
+    """Compares, repairs (None: by the settings), stores and reports the result; returns the report too.
+
+    Goes on with a run that was interrupted; fresh: does not.
+    """
+    repair = settings.reconcile.repair if repair is None else repair
+    with open_unfinished_run(settings, clock, repair=repair, fresh=fresh) as unfinished:
+        run = Reconciliation(
+            settings,
+            session,
+            repair=repair,
+            actor=current_person(),
+            clock=clock,
+            on_progress=on_progress,
+            unfinished=unfinished,
+        )
+        if start_s:
+            run.outcome.seconds["start"] = start_s
+        outcome = run.run()
+        store_result(outcome, settings, clock)
+        where = report.write_report(outcome, settings)
+        if unfinished is not None:
+            unfinished.delete()
+    return outcome, where
 
 
 def open_session_unless_none(settings: Settings, master: str | None) -> Any:

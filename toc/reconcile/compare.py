@@ -24,9 +24,10 @@ from toc.domain.routing import slot_of_hash
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
 from toc.reconcile.findings import Finding, LoaderMarkCoverage, ShardComparison, ShardPart
 from toc.reconcile.recheck import JobRechecker, Suspects
+from toc.reconcile.row_sources import RowSource, RowSources
 from toc.runtime.settings import Settings
-from toc.store.reconcile_reads import LiveRowPage, split_live_rows
-from toc.store.row_defects import DefectiveRows, RowDefects
+from toc.store.reconcile_reads import LiveRowPage, ReconcileReads, split_live_rows
+from toc.store.row_defects import DefectiveRows
 from toc.timer.loader import LoadMark, shard_read_period_s
 
 FAR_MS = 60_000
@@ -55,12 +56,8 @@ class ShardComparer:
         self._sides = sides
         settings = sides.settings
         self._limits = tolerances_of(settings)
-        self._defects = RowDefects(
-            sides.databases,
-            round(settings.worker.lease_s * 1000) + FAR_MS,
-            sides.reminders.read_time_ms,
-        )
-        self._rechecker = JobRechecker(sides, self._limits, self._defects)
+        self._sources = RowSources(sides, round(settings.worker.lease_s * 1000) + FAR_MS)
+        self._rechecker = JobRechecker(sides, self._limits, self._sources.primary.defects)
         self._kept_max = settings.findings_kept_max
 
     def compare_shard(self, shard: int, *, whole: bool = True) -> ShardComparison:
@@ -69,30 +66,39 @@ class ShardComparer:
         whole: also counts the rows due beyond the horizon, and looks in the whole table for rows that are
         wrong by themselves.
         """
-        part = self.compare_part(ShardPart(shard), whole=whole)
+        part = self._compare_part(self._sources.primary, ShardPart(shard), whole=whole)
         return merge_parts([part], self._kept_max)
 
     def split_shard(self, shard: int, rows: int) -> list[ShardPart]:
         """Splits a shard into parts of about `rows` live rows."""
         until_ms = self._sides.reminders.read_time_ms() + self._sides.settings.timer.arm_within_ms
-        times = split_live_rows(self._sides.databases, shard, until_ms, rows)
+        times = self._sources.read_rows(
+            shard, lambda source: split_live_rows(source.databases, shard, until_ms, rows)
+        )
         bounds = [None, *times, None]
         return [ShardPart(shard, *pair) for pair in itertools.pairwise(bounds)]
 
-    def compare_part(self, part: ShardPart, *, whole: bool = True) -> ShardComparison:
+    def compare_part(self, part: ShardPart) -> ShardComparison:
         """Compares a part of a shard. What is about the shard as a whole is done with its first part."""
+        return self._sources.read_rows(
+            part.shard, lambda source: self._compare_part(source, part, whole=True)
+        )
+
+    def _compare_part(self, source: RowSource, part: ShardPart, *, whole: bool) -> ShardComparison:
         shard, is_first = part.shard, part.after_ms is None
         compared = ShardComparison(shard)
-        walk = _ShardMergeJoin(self._sides, self._limits, self._rechecker, compared, part)
+        walk = _ShardMergeJoin(
+            self._sides, source.reads, self._limits, self._rechecker, compared, part
+        )
         defective = DefectiveRows({}, {})
         if is_first:
             until_ms = None if whole else walk.horizon_ms
-            defective = self._defects.find_defective_rows(shard, self._kept_max, until_ms=until_ms)
+            defective = source.defects.find_defective_rows(shard, self._kept_max, until_ms=until_ms)
         walk.compare_rows_with_reminders(defective)
         if is_first and whole:
-            compared.counts["far"] = self._sides.reads.count_live_rows_due_after(
-                shard, walk.horizon_ms
-            )
+            compared.counts["far"] = source.reads.count_live_rows_due_after(shard, walk.horizon_ms)
+        if source.is_replica:
+            compared.counts["replica"] = compared.counts["rows"]
         return compared
 
     def recheck_findings(self, compared: ShardComparison) -> ShardComparison:
@@ -163,13 +169,14 @@ class _ShardMergeJoin:
     def __init__(
         self,
         sides: DatabasesAndRedis,
+        reads: ReconcileReads,
         limits: Tolerances,
         rechecker: JobRechecker,
         compared: ShardComparison,
         part: ShardPart,
     ) -> None:
         self._part = part
-        self._sides, self._reads, self._reminders = sides, sides.reads, sides.reminders
+        self._sides, self._reads, self._reminders = sides, reads, sides.reminders
         self._clock, self._booked_until_s = sides.clock, sides.clock.monotonic_s()
         self._limits, self._rechecker, self._compared = limits, rechecker, compared
         settings = sides.settings

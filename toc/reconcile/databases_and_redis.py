@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TypeVar
 
 from toc.domain.disagreements import ComparedRow, ReminderPlace
@@ -44,8 +44,12 @@ class DatabasesAndRedis:
 
     @classmethod
     @contextmanager
-    def open(cls, settings: Settings, clock: Clock) -> Iterator[DatabasesAndRedis]:
+    def open(
+        cls, settings: Settings, clock: Clock, used: Collection[int] | None = None
+    ) -> Iterator[DatabasesAndRedis]:
         """Yields an object with connections of its own, which connect on first use.
+
+        used: the databases to check now (None: all); another one is checked when it is used.
 
         Raises SettingsError if there is no Redis, SchemaMismatch if the databases were set up with other
         shards or slots (every job would look misplaced, and be moved), and StoreUnavailable if no database
@@ -58,8 +62,16 @@ class DatabasesAndRedis:
             closing(Reminders.from_settings(settings, clock)) as reminders,
         ):
             database_metadata = DatabaseMetadata(databases)
-            check_databases(databases, database_metadata, settings.facts)
-            yield cls(databases, reminders, settings, database_metadata.types.find_name)
+            check_databases(databases, database_metadata, settings.facts, used=used)
+            types = database_metadata.types
+
+            def find_type_name(type_no: int) -> str:
+                # The copies of types that were read are asked first: no task should ask every database.
+                with suppress(NotFound):
+                    return types.cached_name(type_no)
+                return types.find_name(type_no)
+
+            yield cls(databases, reminders, settings, find_type_name)
 
     def type_name(self, type_no: int) -> str:
         """The name of a type; "" for a number without one (written by another program, or not yet read)."""

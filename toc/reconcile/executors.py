@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from toc.errors import SettingsError
 from toc.reconcile.spark_errors import short_error_text, spark_error_types
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Each task costs tens of ms by itself; progress is reported after each task.
-TASK_ITEMS_MAX = 32
 PROGRESS_S = 0.2
 
 EXECUTORS_S_MAX = 60.0
@@ -44,6 +42,13 @@ PROTECTION = (
 _LOCAL_MASTER = re.compile(r"local(\[[^\]]*\])?")
 
 _checked_applications: set[str] = set()
+
+
+class Merge(NamedTuple, Generic[R]):
+    """How results are merged: `combine` makes one of two that have the same `key`."""
+
+    key: Callable[[R], int]
+    combine: Callable[[R, R], R]
 
 
 class _Executor(NamedTuple):
@@ -168,7 +173,7 @@ def _make_check() -> Callable[[int], tuple[str, str, str, str]]:
 
         host = socket.gethostname()
         try:
-            import toc.reconcile.reconciliation  # noqa: F401, PLC0415
+            import toc.reconcile.executor_tasks  # noqa: F401, PLC0415
 
             return host, sys.executable, version("toc"), ""
         except ImportError as error:
@@ -179,19 +184,24 @@ def _make_check() -> Callable[[int], tuple[str, str, str, str]]:
 
 def run_on_executors(
     spark: SparkSession,
-    function: Callable[[Iterable[T]], Iterable[R]],
-    items: Sequence[T],
+    function: Callable[[T], Iterable[R]],
+    tasks: Sequence[T],
     tell: Callable[[int, int], None] = lambda done, of: None,
+    *,
+    merge: Merge[R] | None = None,
 ) -> list[R]:
-    """Runs `function` on the executors, once for each task with the task's items; returns all results.
+    """Runs `function` once for each of `tasks`, on the executors; returns all results.
 
+    merge: results with an equal key are merged on the executors, so that this process gets one of each.
     `tell` is called a few times per second: (tasks that are done, all tasks).
     """
-    context = spark.sparkContext
-    if not items:
+    if not tasks:
         return []
-    tasks = max(2 * context.defaultParallelism, -(-len(items) // TASK_ITEMS_MAX))
-    rdd = context.parallelize(items, min(tasks, len(items))).mapPartitions(function)
+    context = spark.sparkContext
+    rdd = context.parallelize(tasks, len(tasks)).flatMap(function)
+    if merge is not None:
+        merges = min(len(tasks), context.defaultParallelism)
+        rdd = rdd.keyBy(merge.key).reduceByKey(merge.combine, merges).values()
     stop = threading.Event()
     watcher = threading.Thread(
         target=_report_progress, args=(spark, tell, stop), daemon=True, name="toc-progress"

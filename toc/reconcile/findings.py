@@ -141,13 +141,14 @@ class RunVerdict(IntEnum):
 class ReconcileResult:
     """The result of one run. Times in ms since 1970 UTC, durations in seconds.
 
-    counts: numbers of what was read: "rows" (live, due within the horizon), "far" (live, due later: counted,
-    not read), "armed" and "out" (entries of StoreQueues and PrepareQueues), "early" (reminders earlier than
-    due: legal), "cancelled" (reminders of cancelled jobs: legal), "unarmed" (running jobs without a reminder:
-    legal), "suspects" (looked up again). found: findings by kind, including those that are not in `findings`
-    (each shard keeps a limited number of each kind). seconds: the duration of each phase: "start", "compare",
-    "look", "grace", "repair". work: the sum over all parallel tasks: "rows" and "reminders"
-    (reading them), "pair" (the compare itself) and "verify" (looking up the suspects).
+    counts: numbers of what was read: "rows" (live, due within the horizon), "replica" (of these, read from a
+    replica), "far" (live, due later: counted, not read), "armed" and "out" (entries of StoreQueues and
+    PrepareQueues), "early" (reminders earlier than due: legal), "cancelled" (reminders of cancelled jobs:
+    legal), "unarmed" (running jobs without a reminder: legal), "suspects" (looked up again). found: findings
+    by kind, including those that are not in `findings` (each shard keeps a limited number of each kind).
+    seconds: the duration of each phase: "start", "compare", "look", "grace", "repair". work: the sum over all
+    parallel tasks: "rows" and "reminders" (reading them), "pair" (the compare itself) and "verify" (looking
+    up the suspects). taken_up: shards that an interrupted run compared, by the time when it had done so.
     """
 
     began_ms: int
@@ -166,6 +167,7 @@ class ReconcileResult:
     broken_off: str = ""  # why repairing ended early
     seconds: dict[str, float] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    taken_up: dict[int, list[int]] = field(default_factory=dict)
 
     @property
     def unclaimable(self) -> int:

@@ -29,6 +29,8 @@ from typing import IO, Any
 from toc.errors import SettingsError
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.last_result import store_failed_run_result
+from toc.reconcile.report.report import read_newest_figures
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.private_files import make_private_directory, open_private_file
 from toc.runtime.settings import Settings, load_settings
@@ -152,10 +154,11 @@ class NightlyScheduler:
                 )
                 log.error("the nightly run could not begin: %s", error)  # noqa: TRY400 - no traceback
                 return
-            self.since_ms = self._clock.wall_ms()
+            self.since_ms = since_ms = self._clock.wall_ms()
         log.info("the nightly run has begun: process %d, log %s", process.pid, self.log_file)
         words = self._wait_for_process_end(process, began_s)
         last = LastNightlyRun(self._clock.wall_ms(), process.returncode in GOOD, words)
+        export_run_figures(self._settings, since_ms)
         with self._lock:
             self._process, self.since_ms, self.last = None, None, last
         level = logging.INFO if last.is_good else logging.WARNING
@@ -197,6 +200,24 @@ class NightlyScheduler:
         with contextlib.suppress(FileNotFoundError):
             self.log_file.replace(self.log_file.with_name(f"{LOG_FILE}.1"))
         return open_private_file(self.log_file, "wb")
+
+
+def export_run_figures(settings: Settings, since_ms: int) -> None:
+    """Sets the metrics to the figures of the newest report, if its run ended at `since_ms` or later."""
+    figures = read_newest_figures(settings)
+    if figures is None or figures.ended.timestamp() * 1000 < since_ms:
+        return
+    for gauge in (
+        metrics.RECONCILE_END_TIME,
+        metrics.RECONCILE_DURATION,
+        metrics.RECONCILE_COUNT,
+    ):
+        gauge.clear()
+    metrics.RECONCILE_END_TIME.labels(figures.verdict).set(figures.ended.timestamp())
+    for phase, seconds in figures.seconds.items():
+        metrics.RECONCILE_DURATION.labels(phase).set(seconds)
+    for what, count in figures.counts.items():
+        metrics.RECONCILE_COUNT.labels(what).set(count)
 
 
 def kill_this_process_when_parent_ends(parent: int, clock: Clock) -> None:

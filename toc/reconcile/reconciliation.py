@@ -1,118 +1,67 @@
 """A whole reconciliation: compares all shards, rechecks the disagreements after a grace, then repairs them.
 
-Only shards that were compared are repaired: what a shard's findings depend on has answered for them.
+The shards are compared in waves. While a wave waits for the end of its grace, the next one is compared. What
+a wave has found is recorded on the disk; a run that follows a run that died compares only the shards that
+the dead run did not record.
+
+Only shards that were compared are repaired: what a shard's findings depend on has answered for them. Repairs
+begin when all shards are compared, because findings of one shard explain findings of another one.
+
+This process keeps what the report needs: counts, and at most `reconcile.findings_max` findings of each kind.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from toc.domain.disagreements import Disagreement
-from toc.errors import StoreUnavailable, TimerUnavailable, TocError
-from toc.reconcile.compare import ShardComparer, merge_parts
+from toc.reconcile.compare import merge_parts
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
-from toc.reconcile.executors import run_on_executors
+from toc.reconcile.executor_tasks import CompareItem, RepairsBrokenOff
 from toc.reconcile.findings import (
+    Finding,
     ReconcileResult,
+    RepairResult,
     ShardComparison,
     ShardFailure,
     ShardPart,
     record_duration,
 )
-from toc.reconcile.repair import Repairer
+from toc.reconcile.task_runner import OnProgress, TaskRunner
+from toc.reconcile.unfinished_run import FinishedShards, UnfinishedRun
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
-OnProgress = Callable[[str, int, int], None]
-"""Called with the phase, how many of its parts are done, and how many there are."""
+WAVE_SHARDS = 64
+"""Shards of a wave, of all databases: a run that dies has compared two waves in vain, at most."""
 
-PART_ROWS = 500_000
-"""Live rows of a task on Spark: a hot shard is many tasks."""
-
-Item = int | ShardPart | ShardComparison
-"""A shard to split into parts, a part to compare, or a result to recheck."""
-
-Answer = list[ShardPart] | ShardComparison | ShardFailure
-
-_open_compares: dict[str, ShardComparer] = {}
-"""By settings. Spark runs many tasks in one worker process: the connections stay open between the tasks."""
+REPAIRED_AT_ONCE = 20_000
+"""Findings whose repairs are recorded together, or a few more: all findings of some shards."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompareTask:
-    """The work of one task, sent to an executor. Items: see `_compare_items`.
+class _Wave(NamedTuple):
+    """Shards that were compared. found_s: when, by the monotonic clock. text: names the wave in progress."""
 
-    settings: not in the task itself, which must hold no passwords.
-    """
-
-    settings: Broadcast[Settings]
-    clock: Clock
-
-    def __call__(self, items: Iterable[Item]) -> Iterator[Answer]:
-        """Yields the result of each item."""
-        settings = self.settings.value
-        key = settings.json_with_passwords()  # two settings may differ only in a password
-        if key not in _open_compares:
-            try:
-                sides = DatabasesAndRedis.open(settings, self.clock).__enter__()
-                _open_compares[key] = ShardComparer(sides)
-            except TocError as error:
-                for item in items:
-                    yield ShardFailure(_shard_of(item), str(error))
-                return
-        yield from _compare_items(settings, _open_compares[key], items)
-
-
-def _shard_of(item: Item) -> int:
-    return item if isinstance(item, int) else item.shard
-
-
-def _compare_items(
-    settings: Settings, compare: ShardComparer, items: Iterable[Item]
-) -> Iterator[Answer]:
-    """Yields the result of each item: the parts of a shard, the comparison of a part, or a recheck.
-
-    A database that does not answer is asked only once.
-    """
-    unreachable: dict[int, str] = {}
-    for item in items:
-        shard = _shard_of(item)
-        database = settings.routing.database_index(shard)
-        if database in unreachable:
-            yield ShardFailure(shard, unreachable[database])
-            continue
-        try:
-            if isinstance(item, int):
-                yield compare.split_shard(item, PART_ROWS)
-            elif isinstance(item, ShardPart):
-                yield compare.compare_part(item)
-            else:
-                yield compare.recheck_findings(item)
-        except StoreUnavailable as error:
-            # One table that is broken, locked or denied says nothing of the others.
-            if not (error.one_table or error.locked or error.denied):
-                unreachable[error.database] = str(error)
-            yield ShardFailure(shard, str(error))
-        except TocError as error:
-            yield ShardFailure(shard, str(error))
-        except Exception as error:  # noqa: BLE001 - one broken table must not stop the others
-            text = str(error).strip().partition("\n")[0]
-            yield ShardFailure(shard, f"{type(error).__name__}: {text}")
+    compared: list[ShardComparison]
+    found_s: float
+    text: str
 
 
 class Reconciliation:
-    """One run of the reconciliation. `spark` None: all in this process. `actor`: named in repair events."""
+    """One run of the reconciliation. `spark` None: all in this process. `actor`: named in repair events.
+
+    unfinished: where the run records what it has done; None: nowhere.
+    """
 
     def __init__(
         self,
@@ -123,9 +72,13 @@ class Reconciliation:
         actor: str,
         clock: Clock | None = None,
         on_progress: OnProgress = lambda phase, done, of: None,
+        unfinished: UnfinishedRun | None = None,
     ) -> None:
         self._settings, self._spark, self._repair, self._actor = settings, spark, repair, actor
-        self._clock, self._on_progress = clock or SystemClock(), on_progress
+        self._clock = clock or SystemClock()
+        self._tasks = TaskRunner(settings, spark, self._clock, on_progress)
+        self._unfinished = unfinished
+        self._finished: list[ShardComparison] = []
         self.outcome = ReconcileResult(
             began_ms=self._clock.wall_ms(),
             namespace=settings.namespace,
@@ -140,80 +93,89 @@ class Reconciliation:
         outcome = self.outcome
         with DatabasesAndRedis.open(self._settings, self._clock):
             pass  # raises if the settings do not fit the databases
-        with record_duration(self._clock, outcome.seconds, "compare"):
-            first = self._compare_all_shards()
-        suspect = [compared for compared in first if compared.findings]
-        # A shard that cannot be rechecked has no findings: seeing them once is not enough.
-        still = {compared.shard: compared for compared in first if not compared.findings}
-        if suspect:
-            with record_duration(self._clock, outcome.seconds, "grace"):
-                self._clock.sleep_s(self._settings.reconcile.grace_s)
-            with record_duration(self._clock, outcome.seconds, "look"):
-                for compared in self._run_compare_tasks("rechecking", suspect):
-                    if isinstance(compared, ShardComparison):
-                        still[compared.shard] = compared
+        if self._unfinished is not None:
+            for finished in self._unfinished.compared:
+                self._finished += finished.shards
+                shards = (compared.shard for compared in finished.shards)
+                outcome.taken_up.setdefault(finished.ended_ms, []).extend(shards)
+        self._compare_all_shards()
         outcome.compared = self._settings.shards - len({f.shard for f in outcome.failures})
-        self._merge_results(still.values())
+        self._merge_results()
         if self._repair and outcome.findings:
             with record_duration(self._clock, outcome.seconds, "repair"):
                 self._repair_findings()
         outcome.ended_ms = self._clock.wall_ms()
         return outcome
 
-    def _compare_all_shards(self) -> list[ShardComparison]:
-        """The comparisons of the shards of which all parts could be compared."""
-        shards = self._interleave_shards()
-        # In one process nothing is gained from parts.
-        planned = [[ShardPart(shard)] for shard in shards]
-        if self._spark is not None:
-            answers = self._run_compare_tasks("planning", shards)
-            planned = [answer for answer in answers if isinstance(answer, list)]
-        # The first parts of all shards come first, so that all databases are busy all the time.
-        parts = [part for some in itertools.zip_longest(*planned) for part in some if part]
-        by_shard: dict[int, list[ShardComparison]] = defaultdict(list)
-        for answer in self._run_compare_tasks("comparing", parts):
-            if isinstance(answer, ShardComparison):
-                by_shard[answer.shard].append(answer)
-        failed = {failure.shard for failure in self.outcome.failures}
-        kept_max = self._settings.findings_kept_max
-        return [
-            merge_parts(by_shard[shard], kept_max)
-            for shard in shards
-            if shard in by_shard and shard not in failed
-        ]
+    # ---- comparing
+
+    def _compare_all_shards(self) -> None:
+        """Compares the shards that no interrupted run has compared, wave after wave."""
+        known = {compared.shard for compared in self._finished}
+        shards = [shard for shard in self._interleave_shards() if shard not in known]
+        size = max(WAVE_SHARDS, len(self._settings.databases))
+        waves = [shards[start : start + size] for start in range(0, len(shards), size)]
+        waiting: _Wave | None = None
+        for number, wave in enumerate(waves, start=1):
+            text = f", wave {number} of {len(waves)}" if waves[1:] else ""
+            with record_duration(self._clock, self.outcome.seconds, "compare"):
+                compared = self._compare_wave(wave, text)
+            self._record_compared([one for one in compared if not one.findings])
+            if waiting is not None:
+                self._recheck_wave(waiting)
+            suspect = [one for one in compared if one.findings]
+            waiting = _Wave(suspect, self._clock.monotonic_s(), text)
+        if waiting is not None:
+            self._recheck_wave(waiting)
 
     def _interleave_shards(self) -> list[int]:
         """The shards, alternating between the databases, so that all databases are busy all the time."""
         routing = self._settings.routing
         return sorted(range(routing.shards), key=lambda s: (s % routing.tables_per_database, s))
 
-    def _run_compare_tasks(
-        self, phase: str, items: Sequence[Item]
-    ) -> list[list[ShardPart] | ShardComparison]:
-        self._on_progress(phase, 0, len(items))
+    def _compare_wave(self, shards: Sequence[int], text: str) -> list[ShardComparison]:
+        """The comparisons of the shards of which all parts could be compared."""
+        # In one process nothing is gained from parts.
+        planned = [[ShardPart(shard)] for shard in shards]
         if self._spark is not None:
-            shared = self._spark.sparkContext.broadcast(self._settings)
-            try:
-                answers = run_on_executors(
-                    self._spark,
-                    CompareTask(shared, self._clock),
-                    items,
-                    lambda done, of: self._on_progress(phase, done, of),
-                )
-            finally:
-                shared.destroy()
-        else:
-            answers = []
-            with DatabasesAndRedis.open(self._settings, self._clock) as sides:
-                for answer in _compare_items(self._settings, ShardComparer(sides), items):
-                    answers.append(answer)
-                    self._on_progress(phase, len(answers), len(items))
+            answers = self._run_compare_tasks("planning" + text, shards)
+            planned = [answer for answer in answers if isinstance(answer, list)]
+        parts = [part for some in itertools.zip_longest(*planned) for part in some if part]
+        answers = self._run_compare_tasks("comparing" + text, parts)
+        return [
+            merge_parts([answer], self._settings.findings_kept_max)
+            for answer in answers
+            if isinstance(answer, ShardComparison)
+        ]
+
+    def _recheck_wave(self, wave: _Wave) -> None:
+        """Looks the findings of a wave up again when its grace is over, and records what is left."""
+        if not wave.compared:
+            return
+        with record_duration(self._clock, self.outcome.seconds, "grace"):
+            until_s = wave.found_s + self._settings.reconcile.grace_s
+            self._clock.sleep_s(max(0.0, until_s - self._clock.monotonic_s()))
+        with record_duration(self._clock, self.outcome.seconds, "look"):
+            # A shard that cannot be rechecked has no findings: seeing them once is not enough.
+            answers = self._run_compare_tasks("rechecking" + wave.text, wave.compared)
+        self._record_compared([one for one in answers if isinstance(one, ShardComparison)])
+
+    def _record_compared(self, compared: list[ShardComparison]) -> None:
+        if compared and self._unfinished is not None:
+            finished = FinishedShards(self._clock.wall_ms(), compared)
+            self._unfinished.record_compared(finished)
+        self._finished += compared
+
+    def _run_compare_tasks(
+        self, phase: str, items: Sequence[CompareItem]
+    ) -> list[list[ShardPart] | ShardComparison]:
+        answers = self._tasks.compare(phase, items)
         self.outcome.failures += [a for a in answers if isinstance(a, ShardFailure)]
         return [answer for answer in answers if not isinstance(answer, ShardFailure)]
 
-    def _merge_results(self, all_compared: Iterable[ShardComparison]) -> None:
+    def _merge_results(self) -> None:
         outcome = self.outcome
-        for compared in sorted(all_compared, key=lambda c: c.shard):
+        for compared in sorted(self._finished, key=lambda c: c.shard):
             outcome.counts += compared.counts
             for on, seconds in compared.work.items():
                 outcome.work[on] += seconds
@@ -232,22 +194,50 @@ class Reconciliation:
         outcome.found[kind] -= len(outcome.findings) - len(kept)
         outcome.findings = kept
 
+    # ---- repairing
+
     def _repair_findings(self) -> None:
-        """Repairs the kept findings in this process: the rate limit leaves nothing to gain from Spark."""
-        outcome, settings = self.outcome, self._settings
-        number = len(outcome.findings)
-        self._on_progress("repairing", 0, number)
-        with DatabasesAndRedis.open(settings, self._clock) as sides:
-            run_id = f"{outcome.began_ms:x}"
-            log.info("repairing: run %s of the events", run_id)
-            repairs = Repairer(sides, self._actor, run_id)
-            try:
-                for result in repairs.repair_findings(
-                    outcome.findings, lambda done: self._on_progress("repairing", done, number)
-                ):
-                    outcome.repairs.append(result)
-            except (StoreUnavailable, TimerUnavailable) as error:
-                outcome.broken_off = str(error)
-            except Exception as error:
-                log.exception("repairing broke off")
-                outcome.broken_off = f"{type(error).__name__}: {error}"
+        """Repairs the kept findings that no interrupted run has repaired, those of some shards at a time."""
+        outcome = self.outcome
+        run_id = f"{outcome.began_ms:x}"
+        log.info("repairing: run %s of the events", run_id)
+        if self._unfinished is not None:
+            self._add_repairs(outcome.findings, self._unfinished.repairs)
+        known = {repair.finding for repair in outcome.repairs}
+        todo = [finding for finding in outcome.findings if finding not in known]
+        for findings in self._group_for_repair(todo):
+            answers = self._tasks.repair(findings, self._actor, run_id)
+            results = [answer for answer in answers if isinstance(answer, RepairResult)]
+            if self._unfinished is not None:
+                # What could not be repaired is tried again.
+                self._unfinished.record_repaired([result for result in results if result.done])
+            self._add_repairs(findings, results)
+            texts = [answer.text for answer in answers if isinstance(answer, RepairsBrokenOff)]
+            if texts:
+                outcome.broken_off = texts[0]
+                return
+
+    def _add_repairs(self, findings: Sequence[Finding], results: Iterable[RepairResult]) -> None:
+        """Adds the results for these findings; a result has a copy of its finding, which is not kept."""
+        own = {finding: finding for finding in findings}
+        self.outcome.repairs += [
+            RepairResult(own[finding], done, sys.intern(how))
+            for finding, done, how in results
+            if finding in own
+        ]
+
+    def _group_for_repair(self, findings: Sequence[Finding]) -> Iterator[list[Finding]]:
+        """Groups of findings, of all databases if possible. All findings of a shard are in one group: the
+        repair of one of a job's findings depends on the repairs of the others.
+        """
+        of_shard: dict[int, list[Finding]] = defaultdict(list)
+        for finding in findings:
+            of_shard[finding.shard].append(finding)
+        group: list[Finding] = []
+        for shard in self._interleave_shards():
+            group += of_shard.pop(shard, [])
+            if len(group) >= REPAIRED_AT_ONCE:
+                yield group
+                group = []
+        if group:
+            yield group

@@ -113,3 +113,14 @@ WATCH_AGE = Gauge(
     "Since all shards of this node in a database had been compared with Redis",
     ["server"],
 )
+RECONCILE_END_TIME = Gauge(
+    "toc_reconcile_end_time_seconds",
+    "When the last nightly reconciliation that this node started ended, since 1970",
+    ["verdict"],
+)
+RECONCILE_DURATION = Gauge(
+    "toc_reconcile_seconds", "How long each phase of that reconciliation took", ["phase"]
+)
+RECONCILE_COUNT = Gauge(
+    "toc_reconcile_count", "What that reconciliation read, and looked up", ["what"]
+)

@@ -38,6 +38,16 @@ def open_private_file(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=_open_without_links)
 
 
+def sync_directory(directory: Path) -> None:
+    """Waits until new names in the directory are on the disk; not every file system can do this."""
+    with suppress(OSError):
+        number = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
 def make_private_sqlite_file(path: str | None) -> None:
     """Makes the missing file of a SQLite database with mode 0600, which SQLite's journals then get too.
 

@@ -384,7 +384,8 @@ class RetentionSettings(_SettingGroup):
     )
     replicas: dict[int, tuple[Url, ...]] = Field(
         default_factory=dict,
-        description="URLs of the replicas of each database, by its index; deleting waits while one lags",
+        description="URLs of the replicas of each database, by its index; deleting waits while one lags, and "
+        "`toc reconcile` may read there (reconcile.replica_lag_s_max)",
     )
     lag_s_max: float = Field(
         5, ge=0, le=3600, description="deleting waits while a replica lags by more than this"
@@ -446,6 +447,17 @@ class ReconcileSettings(_SettingGroup):
         None,
         description="jobs that are due for longer than this are overdue; not set: 120, or what the scanner "
         "takes in its own time (grace_s + 2 x tick_s) if that is more",
+    )
+    reads_per_database: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="tasks of `toc reconcile` on Spark that read a database at the same time, at most",
+    )
+    replica_lag_s_max: Annotated[float, Field(ge=0, le=3600)] | Literal["none"] = Field(
+        "none",
+        description="`toc reconcile` reads rows from a replica (retention.replicas) that lags by this "
+        "at most; 'none': from primaries only",
     )
     page: int = Field(
         50_000, ge=1, le=200_000, description="rows, and reminders, that are read at once"

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -298,6 +298,11 @@ class Settings(BaseSettings):
     def findings_kept_max(self) -> int:
         """How many findings of each kind are kept of a shard, at most."""
         return max(1, self.reconcile.findings_max // self.shards)
+
+    def reconcile_replicas(self, database: int) -> Sequence[str]:
+        """The URLs of a database's replicas that `toc reconcile` may read."""
+        is_off = self.reconcile.replica_lag_s_max == "none"
+        return () if is_off else self.retention.replicas.get(database, ())
 
     def json_with_passwords(self) -> str:
         """All settings as JSON, with their passwords: for child processes, and never to be shown."""

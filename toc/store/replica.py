@@ -1,4 +1,4 @@
-"""Reads how far a replica of a database is behind."""
+"""Replicas of databases: how far they are behind, and connections to read there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import MysqlSettings
+from toc.runtime.settings import Settings
+from toc.store.databases import Databases
 from toc.store.sessions import session_arguments
 
 _ASK = {
@@ -35,6 +38,19 @@ class Replica:
             row = connection.execute(text(statement)).mappings().first()
         lag = None if row is None else row[column]
         return None if lag is None else float(lag)
+
+
+def open_replica(settings: Settings, index: int, url: str, clock: Clock) -> Databases:
+    """The databases with a replica in place of database `index`; they connect on first use.
+
+    `url`: of the replica's server. The schema's name is that of the database.
+    """
+    urls = list(settings.databases)
+    primary = make_url(urls[index])
+    there = make_url(url).set(drivername=primary.drivername, database=primary.database)
+    urls[index] = there.render_as_string(hide_password=False)
+    changes = {"databases": tuple(urls), "moving": {}}
+    return Databases.from_settings(settings.model_copy(update=changes), clock, pool_size=1)
 
 
 ReplicaUnavailable = DBAPIError

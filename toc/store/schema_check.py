@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from queue import Empty, SimpleQueue
 
 from toc.errors import StoreUnavailable
@@ -32,8 +32,12 @@ def check_databases(
     database_metadata: DatabaseMetadata,
     expected_meta: Mapping[str, str],
     inspect: TableInspection | None = None,
+    *,
+    used: Collection[int] | None = None,
 ) -> None:
     """Raises SchemaMismatch if a database that answers does not fit; StoreUnavailable if none answers.
+
+    used: the databases to check now (None: all); another one is checked before its first statement.
 
     `inspect(database)` checks the tables (`TableCheck`) and may raise SchemaMismatch; for processes that live
     long. If `inspect` is None, the tables are not checked: in a client these queries would take longer than
@@ -49,17 +53,20 @@ def check_databases(
         log.info("database %d answers, and its schema and settings fit", database.index)
 
     away: dict[Database, StoreUnavailable] = {}
-    for database, error in _check_in_parallel(databases, database_metadata, inspect).items():
+    now = [database for database in databases if used is None or database.index in used]
+    for database, error in _check_in_parallel(now, database_metadata, inspect).items():
         if isinstance(error, StoreUnavailable) and not error.refused:
             away[database] = error
         elif error is not None:  # the database answers: its schema or the settings are wrong
             raise error
-    answering = [database for database in databases if database not in away]
+    answering = [database for database in now if database not in away]
     if not answering:
         raise next(iter(away.values()))
-    for database, reason in away.items():
+    for reason in away.values():
         log.warning("starting without a database: %s", reason)
-        database.require_check_before_use(check_at_first_answer)
+    for database in databases:
+        if database not in answering:
+            database.require_check_before_use(check_at_first_answer)
     database_metadata.verify_and_record_meta(expected_meta, answering)
     database_metadata.types.copy_types_between_databases(answering)
 

@@ -67,6 +67,13 @@ def render_html_page(
         advice=text,
         commands=commands,
         failures=list(_failure_rows(summary)),
+        taken_up=[
+            (
+                row["compared"],
+                report_texts.clean_text(report_texts.format_shard_ranges(row["shards"])),
+            )
+            for row in summary["taken_up"]
+        ],
         unexplained=outcome.shards - outcome.compared - len({f.shard for f in outcome.failures}),
         kinds=list(_kind_rows(summary)),
         unclaimable=[

@@ -34,12 +34,13 @@ from toc.reconcile.report.summary import (
     SUMMARY,
     EarlierRunSummary,
     ReportSummary,
+    RunFigures,
     UnreadableSummary,
     earlier_run_name,
     make_summary,
     read_summary,
 )
-from toc.runtime.private_files import make_private_directory, open_private_file
+from toc.runtime.private_files import make_private_directory, open_private_file, sync_directory
 from toc.runtime.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -88,12 +89,12 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
                 file.write(json.dumps(summary, indent=1).encode("ascii"))
             with _create_synced_file(draft / PAGE) as file:
                 file.write(page.encode())
-            _sync_directory(draft)
+            sync_directory(draft)
             report = _rename_draft(draft, directory, stamp)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _sync_directory(directory)
+        sync_directory(directory)
     _delete_oldest_reports(directory, report, outcome.namespace, settings.reconcile.reports_max)
     return report
 
@@ -107,10 +108,21 @@ def check_report_directory(settings: Settings) -> None:
         _create_draft_folder(directory, "0000-00-00T000000Z").rmdir()
 
 
+def read_newest_figures(settings: Settings) -> RunFigures | None:
+    """The figures of the newest report of this namespace; None: there is none that can be read."""
+    for _, path in _list_reports(Path(settings.reconcile.directory))[:SEARCHED_MAX]:
+        with suppress(UnreadableSummary):
+            figures = read_summary(path, RunFigures)
+            if figures.namespace == settings.namespace:
+                return figures
+    return None
+
+
 def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:
     """The result as a few plain lines. `report`: the folder from `write_report`, with the earlier figures."""
     summary = _read_or_make_summary(outcome, report)
     found = [summary["text"]]
+    found += _limit_lines("taken up", map(_taken_up_text, summary["taken_up"]))
     found += _limit_lines("not compared", map(_failure_text, summary["failures"]))
     if summary["broken_off"]:
         found.append(f"repairing broke off: {summary['broken_off']}")
@@ -126,6 +138,11 @@ def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[s
     if commands:
         found.append(f"{text} {', '.join(f'`{command}`' for command in commands)}")
     return found
+
+
+def _taken_up_text(row: Mapping[str, Any]) -> str:
+    shards = clean_text(format_shard_ranges(row["shards"]))
+    return f"shards {shards}, compared until {row['compared']} by a run that was interrupted"
 
 
 def _failure_text(row: Mapping[str, Any]) -> str:
@@ -201,15 +218,6 @@ def _create_synced_file(path: Path) -> Iterator[IO[bytes]]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    with suppress(OSError):  # not every file system can sync a directory
-        number = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 def _create_draft_folder(directory: Path, name: str) -> Path:

@@ -113,6 +113,7 @@ KINDS = {
 
 COUNTS = {
     "rows": "live jobs due soon, compared one by one",
+    "replica": "of these, read from a replica",
     "far": "live jobs due later: counted, not read",
     "armed": "reminders in StoreQueues",
     "out": "reminders out with workers (PrepareQueues)",

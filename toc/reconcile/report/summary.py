@@ -176,6 +176,10 @@ def make_summary(
         "databases": outcome.databases,
         "shards": outcome.shards,
         "compared": outcome.compared,
+        "taken_up": [
+            {"compared": format_iso_time(ms), "shards": sorted(shards)}
+            for ms, shards in sorted(outcome.taken_up.items())
+        ],
         "counts": dict(sorted(outcome.counts.items())),
         "found": _counts_by_kind(outcome.found),
         "found_total": outcome.found.total(),
@@ -198,7 +202,9 @@ def make_summary(
         "seconds": {name: round(seconds, 3) for name, seconds in outcome.seconds.items()},
         "work": {name: round(seconds, 3) for name, seconds in outcome.work.items()},
         "total_seconds": round(_run_duration_s(outcome), 3),
-        "rows_per_second": round(outcome.counts["rows"] / compare_s) if compare_s > 0 else None,
+        "rows_per_second": None
+        if compare_s <= 0 or outcome.taken_up
+        else round(outcome.counts["rows"] / compare_s),
         "before": before,
     }
 
@@ -232,6 +238,15 @@ class EarlierRunSummary(ReportSummary):
             "shards": self.shards,
             "found": {kind.value: self.found.get(kind, 0) for kind in Disagreement},
         }
+
+
+class RunFigures(ReportSummary):
+    """The figures of a run that metrics show."""
+
+    ended: AwareDatetime
+    verdict: str
+    seconds: dict[str, float]
+    counts: dict[str, _Count]
 
 
 def read_summary(folder: Path, kind: type[Summary]) -> Summary:

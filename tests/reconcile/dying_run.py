@@ -1,0 +1,109 @@
+"""`toc reconcile --repair` in a process that is killed in a phase: the first argument, 'none' for no phase.
+
+The second argument is Spark's master, or 'none'. The third says what is killed: 'driver' is this process;
+'executors' are those of this process's application, while one of them waits for a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
+
+from toc.cli.reconcile import open_session_unless_none, run_reconciliation
+from toc.reconcile import reconciliation
+from toc.reconcile.report import report
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings, load_settings
+
+PHASE, MASTER, WHOM = sys.argv[1:4]
+WAITING = (
+    "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
+)
+
+
+def die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+class DyingClock(SystemClock):
+    """Dies in the grace of the second wave, when there is one."""
+
+    graces = 0
+
+    def sleep_s(self, duration_s: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.graces += 1
+            if PHASE == "grace" and self.graces == 2:
+                die()
+        super().sleep_s(duration_s)
+
+
+class ExecutorKiller:
+    """Locks a table until an executor waits for it, then kills all executors of the application."""
+
+    def __init__(self, settings: Settings, application_id: str) -> None:
+        self._settings, self._id, self.killed = settings, application_id, 0
+        self.locked = threading.Event()
+
+    def run(self) -> None:
+        engine = create_engine(self._settings.databases[0], poolclass=NullPool)
+        with engine.connect() as holder, engine.connect() as observer:
+            holder.execute(text("LOCK TABLES toc_job_0003 WRITE"))
+            self.locked.set()
+            while not observer.execute(text(WAITING)).scalar():
+                time.sleep(0.01)
+            for folder in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    line = (folder / "cmdline").read_bytes().replace(bytes(1), b" ").decode()
+                    if "CoarseGrainedExecutorBackend" in line and f"--app-id {self._id} " in line:
+                        os.kill(int(folder.name), signal.SIGKILL)
+                        self.killed += 1
+            holder.execute(text("UNLOCK TABLES"))
+
+
+def main() -> None:
+    reconciliation.REPAIRED_AT_ONCE = 10
+    if MASTER == "none":  # on Spark, each wave takes seconds
+        reconciliation.WAVE_SHARDS = 2
+    settings, calls = load_settings(), Counter[str]()
+    killer: list[ExecutorKiller] = []
+
+    def on_progress(phase: str, done: int, of: int) -> None:
+        name = phase.partition(",")[0]
+        calls[name] += done > 0 or MASTER != "none"
+        if name != PHASE:
+            return
+        if WHOM == "driver" and calls[name] == (5 if MASTER == "none" else 1):
+            die()
+        if WHOM == "executors" and not killer:
+            killer.append(ExecutorKiller(settings, session.sparkContext.applicationId))
+            threading.Thread(target=killer[0].run).start()
+            killer[0].locked.wait()
+
+    if PHASE == "report":
+        report._rename_draft = lambda *_: die()  # type: ignore[assignment]
+    report.check_report_directory(settings)
+    with open_session_unless_none(settings, MASTER) as session:
+        outcome, where = run_reconciliation(
+            settings, session, DyingClock(), on_progress, repair=True
+        )
+    answer: dict[str, Any] = report.result_as_json(outcome, where)
+    sys.stdout.write(
+        json.dumps(answer | {"calls": calls, "killed": killer[0].killed if killer else 0}) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""kill -9 of the driver, or of executors, in each phase: nothing is lost or told twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import toc
+from tests.deep import deep
+from tests.reconcile.test_run import SHARDS, Damaged, own_redis_url
+from tests.servers import Server
+from tests.servers.spark import SparkCluster, spark_cluster
+from tests.table import add_line
+from toc.reconcile.findings import RunVerdict
+from toc.runtime.setting_groups import ReconcileSettings
+from toc.runtime.settings import Settings
+
+__all__ = ["own_redis_url"]
+
+pytestmark = pytest.mark.timeout(300)
+
+RUN_S_MAX = 120
+
+
+class KilledRuns:
+    """A damaged system, and processes that reconcile it."""
+
+    def __init__(
+        self, directory: Path, database: str, redis_url: str, spark: dict[str, str]
+    ) -> None:
+        self.directory, self.reports = directory, directory / "reports"
+        self.reconcile = {
+            "grace_s": 0.05, "repairs_per_s": 100_000, "directory": str(self.reports), "spark": spark
+        }  # fmt: skip
+        self.settings = Settings(
+            databases=(database,),
+            shards=SHARDS,
+            redis_url=redis_url,
+            reconcile=ReconcileSettings.model_validate(self.reconcile),
+        )
+        self.damaged = Damaged(self.settings)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {
+            "TOC_DATABASES": self.settings.databases[0],
+            "TOC_REDIS_URL": self.settings.redis_url,
+            "TOC_SHARDS": str(SHARDS),
+            "TOC_RECONCILE": json.dumps(self.reconcile),
+            "PYTHONPATH": str(Path(toc.__file__).parent.parent),
+        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
+        return subprocess.run(
+            [sys.executable, "-m", "tests.reconcile.dying_run", *arguments],
+            env=kept | variables, capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
+        )  # fmt: skip
+
+    def check_report(self, answer: dict[str, Any]) -> None:
+        """Each finding is reported once, and repaired; then nothing is left."""
+        assert answer["verdict"] == "repaired"
+        rows = pq.read_table(Path(answer["report"]) / "findings.parquet").to_pylist()
+        assert sorted(row["job_id"] for row in rows) == sorted(self.damaged.lost)
+        assert all(row["mended"] for row in rows)
+        assert self.damaged.run().verdict == RunVerdict.AGREED
+        assert not list(self.reports.glob("*.unfinished"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "master", "taken_up"),
+    [
+        ("comparing", "none", 2),  # the fifth shard is of the third wave, the second one waits
+        ("grace", "none", 2),
+        ("rechecking", "none", 4),
+        ("repairing", "none", 8),
+        ("report", "none", 8),
+        ("planning", "local[2]", 0),
+    ],
+)
+def test_the_next_run_goes_on(
+    tmp_path: Path,
+    mysql_database: str,
+    own_redis_url: tuple[Server, str],
+    phase: str,
+    master: str,
+    taken_up: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], {})
+    killed = runs.run(phase, master, "driver")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = runs.run("none", "none", "nobody")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    shards = [shard for part in answer["taken_up"] for shard in part["shards"]]
+    assert len(shards) == len(set(shards)) == taken_up
+    # What the first run has finished is not done again.
+    assert answer["calls"].get("comparing", 0) == SHARDS - taken_up
+    if phase == "report":
+        assert "repairing" not in answer["calls"]
+    runs.check_report(answer)
+    add_line(request, "killed", (phase, master, f"{taken_up} of {SHARDS}"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    pytest.importorskip("pyspark")
+    with spark_cluster(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    "phase",
+    ["comparing", pytest.param("rechecking", marks=deep), pytest.param("repairing", marks=deep)],
+)
+def test_executors_are_killed(
+    tmp_path: Path,
+    mysql_database: str,
+    own_redis_url: tuple[Server, str],
+    cluster: SparkCluster,
+    phase: str,
+) -> None:
+    """Spark does their tasks again on others, and the run finds, repairs and reports all."""
+    here = Path(toc.__file__).parent.parent
+    properties = {
+        "spark.authenticate": "true",
+        "spark.authenticate.secret": cluster.secret,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.pyspark.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": str(here),
+    }
+    runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], properties)
+    done = runs.run(phase, cluster.url, "executors")
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer["killed"] >= 1
+    runs.check_report(answer)
