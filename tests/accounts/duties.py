@@ -105,7 +105,6 @@ def worker(place: Place, url: str) -> None:
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{archive_status.ARCHIVED}'")
         mine = archive_status.begin_archive_run(database)
         assert archive_status.advance_archived_until(database, mine, library.now_ms)
-        archive_status.record_files_moved(database, mine.begun)
         reconcile_status.record_reconcile_result(
             library.databases, "agreed", 0, 0, 1.0, is_whole=True
         )

@@ -1,4 +1,4 @@
-"""A process that archives is killed, with its Java, while Spark writes; and then another one runs."""
+"""A process that archives is killed (kill -9), in each step; and then another one runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.library import Library
 from tests.worker.waiting import wait_until
+from toc.reconcile.delta_tables import find_table
 from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.claims import Outcome, OutcomeKind
 
@@ -21,50 +22,97 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # it starts Java twic
 DAY_S = 86_400
 JOBS = 2000
 ARCHIVE = """
-import json, sys
+import json, os, signal, sys
+from contextlib import nullcontext
+from toc.reconcile import archive
 from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile.archive_commits import ArchiveTable
 from toc.reconcile.spark import open_spark_session
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
+from toc.store import archive_status
 
-settings = load_settings(**json.loads(sys.argv[1]))
-with open_spark_session(settings, "local[2]") as spark:
+settings, master, step, call = json.loads(sys.argv[1])
+if step:
+    owner = {"run_work": archive, "advance_archived_until": archive_status}.get(step, ArchiveTable)
+    real, calls = getattr(owner, step), []
+
+    def kill_at(*args):
+        calls.append(step)
+        if len(calls) > call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+
+    setattr(owner, step, kill_at)
+settings = load_settings(**settings)
+with open_spark_session(settings, master) if master else nullcontext() as spark:
     result = archive_ended_jobs(spark, settings, SystemClock(), print)
 sys.exit(not result.is_good)
 """
 
 
-def test_killed_while_spark_writes(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    from pyarrow import parquet  # noqa: PLC0415 - an extra
-
-    library = Library([f"sqlite:///{tmp_path}/toc.db"])
-    jobs = [job for n in range(JOBS // 100) for job in many(library, n)]
+def command(
+    tmp_path: Path, library: Library, master: str = "", step: str = "", call: int = 0
+) -> list[str]:
     settings = {
         "databases": library.settings.databases,
         "shards": library.settings.shards,
         "redis_url": "none",
         "reconcile": {"archive": str(tmp_path / "archive"), "page": 10},
     }
-    command = [sys.executable, "-c", ARCHIVE, json.dumps(settings)]
-    process = subprocess.Popen(command, start_new_session=True)
+    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call])]
+
+
+def archived_ids(tmp_path: Path) -> list[int]:
+    table = find_table(str(tmp_path / "archive"), "jobs")
+    assert table is not None
+    return sorted(table.to_pyarrow_table(columns=["job_id"]).column(0).to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("step", "call"),
+    [
+        ("_commit", 0),
+        ("run_work", 0),
+        ("run_work", 1),
+        ("run_work", 2),
+        ("_commit", 1),
+        ("advance_archived_until", 0),
+    ],
+)
+def test_killed_at_each_step(tmp_path: Path, step: str, call: int) -> None:
+    library = Library([f"sqlite:///{tmp_path}/toc.db"])
+    jobs = many(library, 0)
+    killed = subprocess.run(command(tmp_path, library, "", step, call), check=False, timeout=100)
+    assert killed.returncode == -signal.SIGKILL
+    assert read_archive_status(library.databases[0]) == ArchiveStatus(0, 0, 1)
+    assert archived_ids(tmp_path) == (sorted(jobs) if step == "advance_archived_until" else [])
+    subprocess.run(command(tmp_path, library), check=True, timeout=100)
+    assert archived_ids(tmp_path) == sorted(jobs)
+    status = read_archive_status(library.databases[0])
+    assert status is not None
+    assert (status.run, status.begun) == (2, 2)
+    library.close()
+
+
+def test_killed_while_executors_write(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    library = Library([f"sqlite:///{tmp_path}/toc.db"])
+    jobs = [job for n in range(JOBS // 100) for job in many(library, n)]
+    run = command(tmp_path, library, "local[2]")
+    process = subprocess.Popen(run, start_new_session=True)
     try:
-        temporary = tmp_path / "archive/_staging/database=0/run=1/_temporary"
-        # It reads ten rows at a time: there is time to kill it.
-        wait_until(temporary.exists, "Spark writes", 60)
+        # The commit by which the run has begun; then it reads ten rows at a time: there is time to kill it.
+        begun = tmp_path / "archive/jobs/_delta_log/00000000000000000002.json"
+        wait_until(begun.exists, "the run has begun", 60)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert read_archive_status(library.databases[0]) == ArchiveStatus(0, 0, 1)
-    assert not (tmp_path / "archive/jobs").exists()
+    assert archived_ids(tmp_path) == []
 
-    subprocess.run(command, check=True, timeout=100)
-    files = list((tmp_path / "archive/jobs").rglob("*.parquet"))
-    found = [
-        row for file in files for row in parquet.ParquetFile(file).read(["job_id"]).to_pylist()
-    ]
-    assert sorted(row["job_id"] for row in found) == sorted(jobs)
-    assert list((tmp_path / "archive/_staging").rglob("*.parquet")) == []
+    subprocess.run(run, check=True, timeout=100)
+    assert archived_ids(tmp_path) == sorted(jobs)
     library.close()
 
 

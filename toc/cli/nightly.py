@@ -16,7 +16,6 @@ from toc.cli.reconcile import open_session_unless_none, reconcile_progress_bar, 
 from toc.cli.time_texts import iso_utc
 from toc.errors import SettingsError
 from toc.node.health import health_of_reconciliation
-from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.findings import RunVerdict
 from toc.reconcile.lateness import write_lateness_tables
 from toc.reconcile.nightly import kill_this_process_when_parent_ends
@@ -86,7 +85,7 @@ def run_nightly(
             "lateness": lambda: _measure_lateness(require_spark_session(), settings, clock),
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive_jobs(require_spark_session(), settings, clock)
+            parts["archive"] = lambda: _archive_jobs(session, settings, clock)
         results = [_run_nightly_part(part, work, output) for part, work in parts.items()]
     code: int = max((result["code"] for result in results), key=_exit_code_severity)
     if output.as_json:
@@ -164,6 +163,12 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
 
 
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
+    try:
+        from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise SettingsError(
+            f"{error.name} is not installed: pip install 'toc[reconcile]'"
+        ) from None
     lines: list[str] = []
     result = archive_ended_jobs(session, settings, clock, lines.append)
     return (NO if result.has_differences else OK if result.is_good else UNAVAILABLE), lines

@@ -1,22 +1,19 @@
-"""The archive: ended jobs go to Parquet before they are purged.
+"""The archive: ended jobs go to Delta tables before they are purged.
 
 One database after the other, some days before the purger may delete its jobs:
 
-1. The run begins. From here on no earlier run can change the row `archived_until` of the database's
-   `toc_meta` (store/archive_status.py), which has a time: jobs that ended before this time are archived.
-2. The jobs that ended from that time on, and before a midnight (UTC), are copied to a staging folder of this
-   run.
-3. The jobs are counted and their checksums summed up per shard and day: by Spark in the Parquet files, by the
-   database in its tables. If the two results differ, the row is not changed, and the files stay in the
-   staging folder.
-4. The time in the row is advanced, if no other run has begun; from then on the purger may delete.
-5. The files are moved from the staging folder to the folders of their days, and the row records that they are
-   moved. The next run first completes an interrupted move. A run that does not see the staging folder (which
-   is in a directory of another machine, if a node there was the leader last night) archives nothing of that
-   database.
+1. The run begins, in the row `archived_until` of the database's `toc_meta`, and in the table. From here on
+   no earlier run can change either. The row has a time: jobs that ended before this time are archived, and
+   may be purged. The table has such a time too; it is later if a run was killed between steps 4 and 5.
+2. The jobs that ended from the later one of these times on, and before a midnight (UTC), are written to new
+   files in the table's folder. No reader sees a file that no commit names.
+3. The files are read back from the store. Number and checksum of their rows per shard and day must be those
+   that the database computes. If they differ, the run deletes the files, and nothing else has changed.
+4. One commit adds all files to the table, and sets the table's time.
+5. The time in the row is advanced; from then on the purger may delete.
 
-So readers see only rows that were compared, each file once. A run that is killed before step 4 leaves a
-staging folder, which a later run deletes: no run can publish that folder any more.
+A run that is killed before step 4 leaves files that no commit names; the vacuum deletes them (archive_care).
+`archive_commits` explains why no row can be in the table twice.
 """
 
 from __future__ import annotations
@@ -24,29 +21,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from toc.reconcile.archive_files import (
-    compute_database_checksums,
-    compute_parquet_checksums,
-    describe_checksum_differences,
-    new_parquet_session,
-    write_ended_jobs,
+from toc.errors import SettingsError, TocError
+from toc.reconcile.archive_checksums import DayChecksums, describe_checksum_differences
+from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
+from toc.reconcile.archive_files import delete_files
+from toc.reconcile.archive_jobs import (
+    JobCopy,
+    VerifiedFile,
+    read_database_checksums,
+    verify_job_files,
+    write_job_files,
 )
-from toc.reconcile.spark_errors import short_error_text, spark_error_types
-from toc.reconcile.spark_files import SparkFiles
+from toc.reconcile.archive_tables import JOBS
+from toc.reconcile.delta_tables import DELTA_ERRORS, describe_delta_error, open_files
+from toc.reconcile.executors import run_work
+from toc.reconcile.spark_errors import spark_error_types
 from toc.runtime.clock import Clock
+from toc.runtime.private_files import private_umask
 from toc.runtime.setting_groups import Days
 from toc.runtime.settings import Settings
 from toc.store import archive_status
-from toc.store.archive_status import ArchiveStatus, EndedJobWindow
+from toc.store.archive_status import EndedJobWindow
 from toc.store.biz_types import read_known_types
 from toc.store.column_types import sql_time_of_ms
+from toc.store.database_metadata import DATABASE_ID, DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
-from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
+from toc.store.recorded_meta import read_recorded_meta
 
 if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
     from pyspark.sql import SparkSession
 
 LEAD_DAYS = 3
@@ -60,8 +67,6 @@ TRIES = 2
 """How often rows are copied and checked: a job that is redriven during the first try makes sums differ."""
 
 DIFFERENCES_MAX = 20
-
-JOBS, STAGING = "jobs", "_staging"
 
 
 @dataclass(slots=True)
@@ -108,14 +113,18 @@ class ArchiveResult:
 
 
 def archive_ended_jobs(
-    spark: SparkSession, settings: Settings, clock: Clock, tell: Callable[[str], None]
+    spark: SparkSession | None, settings: Settings, clock: Clock, tell: Callable[[str], None]
 ) -> ArchiveResult:
-    """Archives the due days of every database that answers. `tell` is called with a line for each database.
+    """Archives the due days of every database that answers; `spark` None: in this process.
 
-    Errors of servers and stores are in the result. Raises SettingsError for a URL that Spark does not know.
+    `tell` is called with a line for each database. Errors of servers and stores are in the result. Raises
+    SettingsError for a URL that delta-rs does not know.
     """
     run = _ArchiveRun(spark, settings, tell)
-    with closing(Databases.from_settings(settings, clock, pool_size=2)) as databases:
+    with (
+        closing(Databases.from_settings(settings, clock, pool_size=2)) as databases,
+        private_umask(),
+    ):
         for database in databases:
             run.archive_database(databases, database)
     return run.result
@@ -129,28 +138,26 @@ def archive_cutoff_ms(now_ms: int, days_min: Days) -> int:
     return max(0, (now_ms - age_ms) // DAY_MS * DAY_MS)
 
 
-class _CannotArchive(Exception):
-    """A database could not be archived; the text says why."""
-
-
 class _ArchiveRun:
     def __init__(
-        self, spark: SparkSession, settings: Settings, tell: Callable[[str], None]
+        self, spark: SparkSession | None, settings: Settings, tell: Callable[[str], None]
     ) -> None:
-        self._spark, self._settings = new_parquet_session(spark), settings
-        self._tell = tell
-        self._folders = SparkFiles(spark, settings.reconcile.archive)
+        self._spark, self._settings, self._tell = spark, settings, tell
+        self._errors: tuple[type[Exception], ...] = (TocError, *DELTA_ERRORS)
+        if spark is not None:
+            self._errors += spark_error_types()
         self.result = ArchiveResult()
 
     def archive_database(self, databases: Databases, database: Database) -> None:
         """Archives one database; errors go into its result."""
         done = DatabaseArchiveResult(database.index)
         self.result.databases.append(done)
-        errors: tuple[type[Exception], ...] = (_CannotArchive, *spark_error_types())
         try:
             self._archive_due_jobs(databases, database, done)
-        except errors as error:
-            done.error = short_error_text(error)
+        except SettingsError:
+            raise
+        except self._errors as error:
+            done.error = describe_delta_error(error)
         if not done.is_good:
             for line in done.differing or [done.error]:
                 self._report_progress(database, line)
@@ -162,120 +169,82 @@ class _ArchiveRun:
         self, databases: Databases, database: Database, done: DatabaseArchiveResult
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
-        refuse_differing_facts(database, read_recorded_meta(database), self._settings.facts)
+        DatabaseMetadata(databases).verify_and_record_meta(self._settings.facts, [database])
+        database_id = read_recorded_meta(database)[DATABASE_ID]
         until_ms = archive_cutoff_ms(
             database.now_ms(), self._settings.retention.shortest_retention_days
         )
+        if not until_ms:
+            self._report_progress(database, "nothing is ever purged, so nothing is archived")
+            return
+        table = ArchiveTable(self._settings.reconcile.archive, JOBS, database.index, database_id)
         status = archive_status.read_archive_status(database)
-        if status is not None:
-            self._publish_staged_files(database, status)
-        if until_ms > (0 if status is None else status.until_ms):
+        table.refuse_other_origin(status)
+        if status is None or until_ms > status.until_ms:
             status = archive_status.begin_archive_run(database)
-            # Again: another run may have advanced `archived_until` meanwhile.
-            self._publish_staged_files(database, status)
-            self._delete_old_staging_folders(database, status)
-        done.since_ms = done.until_ms = 0 if status is None else status.until_ms
-        if status is None or until_ms <= status.until_ms:
-            text = (
-                "nothing is due" if until_ms else "nothing is ever purged, so nothing is archived"
-            )
-            self._report_progress(database, text)
+        done.since_ms = done.until_ms = status.until_ms
+        if until_ms <= status.until_ms:
+            self._report_progress(database, "nothing is due")
             return
-        window = EndedJobWindow(status.until_ms, until_ms)
-        self._refuse_archived_days(database, window)
-        if not self._copy_and_verify_rows(databases, database, status, window, done):
-            return
-        moved = archive_status.advance_archived_until(database, status, until_ms)
-        if moved is None:
-            raise _CannotArchive(
-                "another run of the archive has begun meanwhile; this run changed nothing"
+        table.begin_run(status.begun)
+        window = EndedJobWindow(max(status.until_ms, table.until_ms), until_ms)
+        if window.since_ms < until_ms:
+            actions = self._write_and_verify_files(databases, database, table, window, done)
+            if actions is None:
+                return
+            table.commit_files(actions, until_ms)
+            done.files = len(actions)
+        if archive_status.advance_archived_until(database, status, until_ms) is None:
+            raise CannotArchive(
+                "another run of the archive has begun meanwhile; that run advances archived_until"
             )
         done.until_ms = until_ms
-        done.files = self._publish_staged_files(database, moved)
         self._report_progress(
             database,
             f"{done.rows:,} jobs that ended before {sql_time_of_ms(until_ms)[:10]}, in {done.files} files; "
             "count and checksum agree",
         )
 
-    def _copy_and_verify_rows(
+    def _write_and_verify_files(
         self,
         databases: Databases,
         database: Database,
-        status: ArchiveStatus,
+        table: ArchiveTable,
         window: EndedJobWindow,
         done: DatabaseArchiveResult,
-    ) -> bool:
-        """Copies the rows of the window to the staging folder; True if the checksums are the database's."""
-        url = self._folders.url_of(_staging_folder(database, status.begun))
+    ) -> list[AddAction] | None:
+        """Writes the rows of the window to files; None: their checksums are not the database's."""
         # The archive is kept for ever, so the names of types in this database must be readable. They are
         # preferred to the names in other databases.
         names = {**read_known_types(databases).names, **read_known_types([database]).names}
+        copy = JobCopy(
+            table.url, f"database-{database.index}-run-{table.run}", database.index, window, names
+        )
+        shards = database.shards
         for left in reversed(range(TRIES)):
-            write_ended_jobs(self._spark, self._settings, database.shards, window, names, url)
-            archive_sums = compute_parquet_checksums(self._spark, url, names)
-            database_sums = compute_database_checksums(
-                self._spark, self._settings, database.shards, window
+            written = run_work(self._spark, self._settings, partial(write_job_files, copy), shards)
+            verified: list[VerifiedFile] = run_work(
+                self._spark, self._settings, partial(verify_job_files, copy), written
             )
-            found = list(describe_checksum_differences(archive_sums, database_sums))
+            database_sums = run_work(
+                self._spark, self._settings, partial(read_database_checksums, copy), shards
+            )
+            archived = _merge_checksums([file.checksums for file in verified])
+            found = list(describe_checksum_differences(archived, _merge_checksums(database_sums)))
             if not found:
-                done.rows = archive_sums.row_count
-                return True
+                done.rows = archived.row_count
+                return [file.action for file in verified]
+            delete_files(open_files(table.url), written)
             if left:
                 self._report_progress(
                     database, f"{len(found)} differences, trying again: {found[0]}"
                 )
         done.differing = found[:DIFFERENCES_MAX]
-        return False
-
-    def _publish_staged_files(self, database: Database, status: ArchiveStatus) -> int:
-        """Moves the last successful run's files to the folders of their days; returns how many."""
-        staging, files = _staging_folder(database, status.run), 0
-        if status.files_moved:
-            return 0
-        if not self._folders.exists(staging):
-            now = archive_status.read_archive_status(database)
-            if now is not None and now.run == status.run and not now.files_moved:
-                raise _CannotArchive(
-                    f"run {status.run} was interrupted before it moved its files out of "
-                    f"{self._folders.url_of(staging)}, and the files are missing: is the archive a directory "
-                    "of another machine? Run `toc nightly` on that machine (docs/how-to/archive.md)"
-                )
-            return 0  # another run has moved them meanwhile
-        for day in self._folders.list_folders(staging):
-            for file in self._folders.list_files(f"{staging}/{day}"):
-                target = f"{_day_folder(database, day)}/{file}"
-                self._folders.move_file(f"{staging}/{day}/{file}", target)
-                files += 1
-        # First record that the files are moved, then delete the folder. So if the folder is missing, and
-        # the record does not say that the files are moved, then the folder is on another machine.
-        archive_status.record_files_moved(database, status.run)
-        self._folders.delete(staging)
-        return files
-
-    def _delete_old_staging_folders(self, database: Database, status: ArchiveStatus) -> None:
-        """Deletes the staging folders of earlier runs that did not complete."""
-        for name in self._folders.list_folders(_staging_folder(database)):
-            number = name.removeprefix("run=")
-            if number.isdecimal() and int(number) < status.begun:
-                self._folders.delete(f"{_staging_folder(database)}/{name}")
-
-    def _refuse_archived_days(self, database: Database, window: EndedJobWindow) -> None:
-        """Raises if the archive has files of a day in the window, as after a restore of the database."""
-        first = f"day={sql_time_of_ms(window.since_ms)[:10]}"
-        for day in self._folders.list_folders(JOBS):
-            if day >= first and self._folders.exists(_day_folder(database, day)):
-                raise _CannotArchive(
-                    f"{self._folders.url_of(_day_folder(database, day))} exists, but the database says that "
-                    "the day was never archived: was it restored from a backup, or do two systems "
-                    "share the folder? Move the files of the other system away (docs/how-to/archive.md)"
-                )
+        return None
 
 
-def _staging_folder(database: Database, run: int | None = None) -> str:
-    folder = f"{STAGING}/database={database.index}"
-    return folder if run is None else f"{folder}/run={run}"
-
-
-def _day_folder(database: Database, day: str) -> str:
-    return f"{JOBS}/{day}/database={database.index}"
+def _merge_checksums(parts: list[DayChecksums]) -> DayChecksums:
+    merged = DayChecksums()
+    for part in parts:
+        merged.add_all(part)
+    return merged

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toc.domain.job import Status
-from toc.reconcile.archive_files import (
+from toc.reconcile.id_ranges import split_into_id_ranges
+from toc.reconcile.spark_errors import short_error_text, spark_error_types
+from toc.reconcile.spark_files import (
     Columns,
+    SparkFiles,
     new_parquet_session,
     read_on_executors,
-    split_into_id_ranges,
 )
-from toc.reconcile.spark_errors import short_error_text, spark_error_types
-from toc.reconcile.spark_files import SparkFiles
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import Days
 from toc.runtime.settings import Settings

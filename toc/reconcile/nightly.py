@@ -45,7 +45,7 @@ STOP_S = 10.0
 POLL_S = 0.05  # the time between two checks whether the process has ended
 PARENT_POLL_S = 1.0
 
-MODULES = ("pyspark", "pyarrow", "pandas", "jinja2")
+MODULES = ("pyspark", "pyarrow", "deltalake", "pandas", "jinja2")
 """The packages of the extra `reconcile`."""
 
 GOOD = (RunVerdict.AGREED, RunVerdict.REPAIRED)

@@ -7,16 +7,81 @@ object stores copy a folder file by file, and an interrupted copy leaves a part 
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toc.errors import SettingsError
 from toc.reconcile.spark_errors import short_error_text, spark_error_types
+from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+Columns = Sequence[Sequence[Any]]
+"""A page of rows, column by column."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+def new_parquet_session(spark: SparkSession) -> SparkSession:
+    """A new session of the same Spark, with the settings for Parquet files."""
+    mine = spark.newSession()
+    for name, value in {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default type ends in 2262
+    }.items():
+        mine.conf.set(name, value)
+    return mine
+
+
+def read_on_executors(
+    spark: SparkSession,
+    settings: Settings,
+    shards: Sequence[int],
+    read: Callable[[Settings, Sequence[int]], Iterator[Columns]],
+    schema: str,
+) -> DataFrame:
+    """Runs `read` on the executors; returns its pages as one table. Each task calls `read` with some shards.
+
+    `read` yields pages of rows: the columns of `schema`, with times in ms and days since 1970. It must use
+    the settings that it is given, so that the task itself holds no passwords.
+    """
+    shared = spark.sparkContext.broadcast(settings)
+    number_of_tasks = min(spark.sparkContext.defaultParallelism, len(shards))
+    tasks = [shards[n::number_of_tasks] for n in range(number_of_tasks)]
+
+    def read_shards_of_tasks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for columns in read(shared.value, tasks[number]):
+                    yield _make_record_batch(columns, schema)
+
+    with warnings.catch_warnings():
+        # Spark does not fully know pandas 3 yet, and warns; this code does not use pandas.
+        warnings.simplefilter("ignore", FutureWarning)
+        return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read_shards_of_tasks, schema)
+
+
+def _make_record_batch(columns: Columns, schema: str) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+
+    types = {
+        "BIGINT": pa.int64(),
+        "INT": pa.int32(),
+        "DECIMAL(20,0)": pa.decimal128(20, 0),
+        "STRING": pa.string(),
+        "TIMESTAMP": pa.timestamp("us", "UTC"),
+        "DATE": pa.date32(),
+    }
+    fields = [part.split() for part in schema.split(", ")]
+    arrays = []
+    for column, (_, kind) in zip(columns, fields, strict=True):
+        values = pa.array(column, pa.timestamp("ms", "UTC") if kind == "TIMESTAMP" else types[kind])
+        arrays.append(values.cast(types[kind]))
+    return pa.record_batch(arrays, [name for name, _ in fields])
 
 
 class SparkFiles:

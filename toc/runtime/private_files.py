@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,6 +58,19 @@ def make_private_sqlite_file(path: str | None) -> None:
         return
     with suppress(OSError):  # the file exists, or cannot be made: SQLite then reports the reason
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+@contextmanager
+def private_umask() -> Iterator[None]:
+    """In the block, new files and directories of this process are for their owner only.
+
+    For files that a library makes. The umask is the process', so other threads have it too.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def on_sqlite_connect(dialect: object, record: object, arguments: Any, options: object) -> None:

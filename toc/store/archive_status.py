@@ -2,7 +2,7 @@
 
 A run of the archive begins by writing its number into the row, and advances `until_ms` only while the row has
 that number. If two runs are concurrent, the run that began later wins, and the other run cannot change the
-row any more. So a run that has begun can safely delete the unverified files of earlier runs.
+row any more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ArchiveStatus:
     """The archive of one database. `until_ms`: jobs that ended before it are archived and verified.
 
     run: the number of the run that reached `until_ms`; 0: no run has. begun: the number of the latest run.
-    files_moved: False while the files of `run` may still be in its staging folder.
+    files_moved: False if toc 0.1 was interrupted before it moved the files of `run` to their final folder.
     """
 
     until_ms: int
@@ -91,7 +91,10 @@ def read_archive_status(database: Database) -> ArchiveStatus | None:
 
 
 def begin_archive_run(database: Database) -> ArchiveStatus:
-    """Begins a run of the archive: `advance_archived_until` of earlier runs then changes nothing."""
+    """Begins a run of the archive: `advance_archived_until` of earlier runs then changes nothing.
+
+    Raises SchemaMismatch if files of toc 0.1 are not in their final folder yet.
+    """
     for _ in range(_TRIES_MAX):
         before = read_archive_status(database)
         if before is None:
@@ -99,11 +102,20 @@ def begin_archive_run(database: Database) -> ArchiveStatus:
             with suppress(IntegrityError):  # another run was faster
                 database.execute(insert(database.meta), {"name": ARCHIVED, "value": str(mine)})
                 return mine
+        elif not before.files_moved:
+            raise SchemaMismatch(
+                f"database {database.index}: {ARCHIVED} in toc_meta is '{before}': the archive of toc 0.1 "
+                f"was interrupted, and the files of its run {before.run} are still in _staging. Move these "
+                "files, then correct the row (docs/how-to/upgrade.md)"
+            )
         else:
             mine = replace(before, begun=before.begun + 1)
             if _compare_and_set(database, before, mine):
                 return mine
-    raise _too_many_tries_error(database)
+    raise AssertionError(
+        f"database {database.index}: the row {ARCHIVED} of toc_meta was not written: other processes"
+        f" changed it before each of {_TRIES_MAX} tries"
+    )
 
 
 def advance_archived_until(
@@ -111,35 +123,14 @@ def advance_archived_until(
 ) -> ArchiveStatus | None:
     """Advances `until_ms` for the run that began with `mine`. None: another run has begun since.
 
-    In the new status `files_moved` is False. The change is one statement. If `until_ms` is earlier than that
-    of the row, nothing is changed, and the result is None.
+    The change is one statement. If `until_ms` is not later than that of the row, nothing is changed, and the
+    result is None.
     """
-    then = ArchiveStatus(until_ms, mine.begun, mine.begun, files_moved=False)
+    then = ArchiveStatus(until_ms, mine.begun, mine.begun)
     # Read the row again: the answer of the first try may have been lost, and the statement repeated.
     if _compare_and_set(database, mine, then) or read_archive_status(database) == then:
         return then
     return None
-
-
-def record_files_moved(database: Database, run: int) -> None:
-    """Records that the files of this run are in their final folder.
-
-    Changes nothing if a later run has advanced `until_ms`.
-    """
-    for _ in range(_TRIES_MAX):
-        now = read_archive_status(database)
-        if now is None or now.run != run or now.files_moved:
-            return
-        if _compare_and_set(database, now, replace(now, files_moved=True)):
-            return
-    raise _too_many_tries_error(database)
-
-
-def _too_many_tries_error(database: Database) -> AssertionError:
-    return AssertionError(
-        f"database {database.index}: the row {ARCHIVED} of toc_meta was not written: other processes"
-        f" changed it before each of {_TRIES_MAX} tries"
-    )
 
 
 def _compare_and_set(database: Database, before: ArchiveStatus, after: ArchiveStatus) -> bool:

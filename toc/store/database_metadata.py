@@ -14,7 +14,7 @@ from toc.store.database_home import HOME
 from toc.store.databases import Database, Databases
 from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 
-_ID = "database_id"
+DATABASE_ID = "database_id"
 
 
 class DatabaseMetadata:
@@ -50,7 +50,7 @@ class DatabaseMetadata:
     ) -> None:
         """Writes the values that `toc_meta` of a database does not contain yet."""
         # The database_id is made once; `check_caller_connection` compares the ids.
-        facts = {_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
+        facts = {DATABASE_ID: str(uuid.uuid4()), **expected_meta, "database": str(database.index)}
         rows = [{"name": k, "value": v} for k, v in facts.items() if k not in there]
         if not rows:
             return
@@ -83,7 +83,7 @@ class DatabaseMetadata:
         )
         if given and given == own:
             return
-        moved = given.get(_ID) == own.get(_ID)
+        moved = given.get(DATABASE_ID) == own.get(DATABASE_ID)
         raise WrongDatabase(
             f"the given connection does not reach database {database.index}, which holds the job's shard"
             + (
@@ -97,5 +97,5 @@ class DatabaseMetadata:
 def _read_database_identity(connection: Connection, database: Database) -> dict[str, str]:
     """The id of the database, and the uuid of its home server if it has moved."""
     table = database.meta
-    query = select(table.c.name, table.c.value).where(table.c.name.in_((_ID, HOME)))
+    query = select(table.c.name, table.c.value).where(table.c.name.in_((DATABASE_ID, HOME)))
     return {str(name): str(value) for name, value in connection.execute(query)}

@@ -1,0 +1,169 @@
+"""Commits of the archive to a Delta table, so that each row is in the table once, whatever is killed.
+
+A table keeps two numbers for each database, as Delta's application transactions: the number of the run that
+began last, and the time before which ended rows are in the table. A commit changes both numbers and the list
+of files at once, or nothing.
+
+delta-rs refuses a commit if another commit has changed a number that this commit changes too, since the
+version that this commit has read. A run of a database first commits its own number, without files. From here
+on every run of that database with a lower number fails at its commit, even if it was frozen for days. So a
+run that has begun in the table knows for certain which rows of its database are there.
+
+The numbers of runs come from the database (store/archive_status.py), and always increase there. If the table
+has a higher number than the database, the database was restored from a backup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, CommitProperties, Transaction
+
+from toc.errors import TocError
+from toc.reconcile.delta_tables import (
+    COMMIT_TRIES_MAX,
+    TableSpec,
+    open_table,
+    repeat_commit,
+    table_url,
+)
+from toc.store.archive_status import ARCHIVED, ArchiveStatus
+from toc.store.column_types import sql_time_of_ms
+
+
+class CannotArchive(TocError):
+    """A database could not be archived; the text says why."""
+
+
+@dataclass(slots=True)
+class ArchiveTable:
+    """A table of the archive, for one database.
+
+    database_id: the id of the database, as its `toc_meta` has it. run: the number of this run, once it has
+    begun.
+    """
+
+    root: str
+    spec: TableSpec
+    database: int
+    database_id: str
+    run: int = 0
+    _table: DeltaTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._table = open_table(self.root, self.spec)
+
+    @property
+    def url(self) -> str:
+        return table_url(self.root, self.spec.name)
+
+    @property
+    def until_ms(self) -> int:
+        """Rows of the database that ended before this time are in the table; 0: none is.
+
+        Since the run has begun, only this run can change the number.
+        """
+        return self._table.transaction_version(self._until_app) or 0
+
+    def refuse_other_origin(self, status: ArchiveStatus | None) -> None:
+        """Raises CannotArchive if the table has rows of another system, or of a later state of the database.
+
+        `status`: read after the table was opened.
+        """
+        owner = self._table.metadata().configuration.get(self._owner_property, self.database_id)
+        if owner != self.database_id:
+            raise CannotArchive(
+                f"{self.url} has rows of another database {self.database}: do two systems share the folder, "
+                "or was the database set up anew? Each system needs a folder of its own "
+                "(docs/how-to/archive.md)"
+            )
+        last = self._read_last_run(self._table)
+        if last > (0 if status is None else status.begun):
+            until = sql_time_of_ms(self.until_ms)
+            raise CannotArchive(
+                f"{self.url} has rows of run {last} of database {self.database}, but the database says that "
+                f"run {0 if status is None else status.begun} was the last one: was it restored from a "
+                f"backup? If so, set {ARCHIVED} in its toc_meta to '{until} run {last} of {last}' "
+                "(docs/how-to/archive.md)"
+            )
+
+    def begin_run(self, run: int) -> None:
+        """Writes the number of this run. Raises CannotArchive if a later run has begun."""
+        self.run = run
+        repeat_commit(self._try_to_begin)
+        self._reload()
+
+    def commit_files(self, actions: Sequence[AddAction], until_ms: int) -> None:
+        """Adds files and sets `until_ms`, in one commit. Raises CannotArchive if a later run has begun."""
+        numbers = [
+            Transaction(self._run_app, self.run),
+            Transaction(self._until_app, until_ms),
+        ]
+
+        def try_to_commit() -> None:
+            try:
+                self._commit(self._table, actions, numbers)
+            except CommitFailedError:
+                self._reload()
+                if self.until_ms != until_ms:  # else only the answer of the commit was lost
+                    raise
+
+        repeat_commit(try_to_commit)
+        self._reload()
+
+    def _try_to_begin(self) -> None:
+        table = DeltaTable(self.url)
+        if self._read_last_run(table) >= self.run:
+            raise self._other_run_error()
+        if self._owner_property not in table.metadata().configuration:
+            table.alter.set_table_properties(
+                {self._owner_property: self.database_id}, raise_if_not_exists=False
+            )
+            table = DeltaTable(self.url)
+        if table.metadata().configuration[self._owner_property] != self.database_id:
+            raise CannotArchive(f"{self.url}: another system has just begun to use this folder")
+        self._commit(table, [], [Transaction(self._run_app, self.run)])
+
+    def _commit(
+        self, table: DeltaTable, actions: Sequence[AddAction], numbers: list[Transaction]
+    ) -> None:
+        table.create_write_transaction(
+            list(actions),
+            "append",
+            table.schema(),
+            partition_by=list(self.spec.partition_by),
+            commit_properties=CommitProperties(
+                custom_metadata={"toc": f"database {self.database}, run {self.run}"},
+                max_commit_retries=COMMIT_TRIES_MAX,
+                app_transactions=numbers,
+            ),
+        )
+
+    def _reload(self) -> None:
+        """Reads the newest version, in which this run must still be the last one that has begun."""
+        self._table = DeltaTable(self.url)
+        if self._read_last_run(self._table) != self.run:
+            raise self._other_run_error()
+
+    def _other_run_error(self) -> CannotArchive:
+        return CannotArchive(
+            "another run of the archive has begun meanwhile; this run changed nothing"
+        )
+
+    def _read_last_run(self, table: DeltaTable) -> int:
+        return table.transaction_version(self._run_app) or 0
+
+    @property
+    def _run_app(self) -> str:
+        return f"toc.run.{self.database_id}"
+
+    @property
+    def _until_app(self) -> str:
+        return f"toc.until.{self.database_id}"
+
+    @property
+    def _owner_property(self) -> str:
+        return f"toc.database.{self.database}"
