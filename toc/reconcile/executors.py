@@ -234,12 +234,18 @@ class _SettingsTask(Generic[T, R]):
 def run_work(
     spark: SparkSession | None, settings: Settings, work: Work[T, R], items: Sequence[T]
 ) -> list[R]:
-    """Runs `work` on the executors, or in this process if there is no Spark; returns all results."""
+    """Runs `work` on the executors, or in this process if there is no Spark; returns all results.
+
+    The items of one database: at most `reconcile.reads_per_database` tasks share them.
+    """
     if spark is None:
         return list(work(settings, items))
+    limit = min(spark.sparkContext.defaultParallelism, settings.reconcile.reads_per_database)
+    number = min(limit, len(items))
+    tasks = [items[place::number] for place in range(number)]
     shared = spark.sparkContext.broadcast(settings)
     try:
-        return run_on_executors(spark, _SettingsTask(shared, work), items)
+        return run_on_executors(spark, _SettingsTask(shared, work), tasks)
     finally:
         shared.destroy()
 
