@@ -143,7 +143,7 @@ $(AUDIT)/setup.stamp: requirements-audit.lock
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into the files requirements….lock (needs uv)
-	$(compile) pyproject.toml --extra embedded --extra reconcile --extra plot --group dev $(ARGS) --output-file requirements-all.lock
+	$(compile) pyproject.toml --extra embedded --extra reconcile --group dev $(ARGS) --output-file requirements-all.lock
 	$(compile) pyproject.toml --extra embedded --constraints requirements-all.lock --output-file requirements.lock
 	$(compile) --group build --constraints requirements-all.lock --output-file requirements-build.lock
 	$(compile) --group audit $(ARGS) --output-file requirements-audit.lock
