@@ -165,13 +165,17 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     try:
         from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
+        from toc.reconcile.archive_care import care_for_tables  # noqa: PLC0415 - too
     except ImportError as error:
         raise SettingsError(
             f"{error.name} is not installed: pip install 'toc[reconcile]'"
         ) from None
     lines: list[str] = []
     result = archive_ended_jobs(session, settings, clock, lines.append)
-    return (NO if result.has_differences else OK if result.is_good else UNAVAILABLE), lines
+    failed = care_for_tables(settings.reconcile.archive)
+    is_good = result.is_good and not failed
+    code = NO if result.has_differences else OK if is_good else UNAVAILABLE
+    return code, [*lines, *failed]
 
 
 def _exit_code_severity(code: int) -> int:

@@ -54,3 +54,6 @@ JOBS = TableSpec(
     partition_by=(DAY, BIZ_TYPE),
 )
 """Ended jobs. `day`: on which the job ended. `error` and `dead_time` are the dead letter's."""
+
+TABLES = (JOBS,)
+"""All tables of the archive."""
