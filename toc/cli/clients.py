@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -63,6 +64,13 @@ def check_one_target_given(job_id: int | None, biz_id: str | None) -> None:
     """Raises CommandError unless exactly one of the two arguments is given."""
     if (job_id is None) == (biz_id is None):
         raise CommandError("give either a JOB_ID or --biz-id (with --type)", USAGE)
+
+
+def confirm_at_terminal(question: str) -> None:
+    """Raises typer.Abort unless the person agrees, CommandError if there is no terminal."""
+    if not sys.stdin.isatty():
+        raise CommandError("this asks first, and there is no terminal: add --yes", USAGE)
+    typer.confirm(question, abort=True, err=True)
 
 
 def print_answer(output: Output, answer: Answer) -> int:

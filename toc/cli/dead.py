@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Annotated
 
 import typer
 
-from toc.cli.clients import AnyType, Reason, answer_as_json, job_as_json, open_client
+from toc.cli.clients import (
+    AnyType,
+    Reason,
+    answer_as_json,
+    confirm_at_terminal,
+    job_as_json,
+    open_client,
+)
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
@@ -71,7 +77,7 @@ def redrive_dead(
         if everything:
             ids = [job.job_id for job in center.dead(limit, biz_type)]
             if ids and not yes:
-                _confirm_at_terminal(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
+                confirm_at_terminal(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
         found = [(job_id, center.redrive(job_id, reason=reason)) for job_id in ids]
     counts = Counter(str(answer) for _, answer in found)
     output.print_table(
@@ -85,12 +91,6 @@ def redrive_dead(
         last=", ".join(f"{number} {answer}" for answer, number in counts.items()),
     )
     return OK if all(answer.ok for _, answer in found) else NO
-
-
-def _confirm_at_terminal(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise CommandError("this asks first, and there is no terminal: add --yes", USAGE)
-    typer.confirm(question, abort=True, err=True)
 
 
 def _shorten_error(error: str) -> str:

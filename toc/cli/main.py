@@ -64,6 +64,13 @@ DEAD_COMMANDS: Commands = {
     "list": ("dead.list_dead", "List dead jobs, newest first."),
     "redrive": ("dead.redrive_dead", "Give dead jobs a new life: due now, with all attempts."),
 }
+ARCHIVE_COMMANDS: Commands = {
+    "show": ("archive.show_tables", "Show the archive's tables."),
+    "forget": (
+        "archive.forget_business_id",
+        "Delete all that the archive has of a business id.",
+    ),
+}
 SPARK_COMMANDS: Commands = {
     "pack": (
         "spark.pack_for_executors",
@@ -118,10 +125,12 @@ app = _make_group(
 job_app = _make_group("Show jobs.", JOB_COMMANDS)
 dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
+archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
+app.add_typer(archive_app, name="archive")
 app.add_typer(spark_app, name="spark")
 
 
@@ -142,6 +151,7 @@ def _handle_root_options(
 @job_app.callback()
 @dead_app.callback()
 @admin_app.callback()
+@archive_app.callback()
 @spark_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""

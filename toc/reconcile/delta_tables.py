@@ -183,6 +183,24 @@ def list_days(table: DeltaTable) -> list[date]:
     return sorted({date.fromisoformat(str(one[DAY])) for one in table.partitions()})
 
 
+def describe_table(root: str, spec: TableSpec) -> dict[str, str | int] | None:
+    """Facts of a table, by the log alone; None: there is no such table."""
+    table = find_table(root, spec.name)
+    if table is None:
+        return None
+    actions, days = table.get_add_actions(), list_days(table)
+    return {
+        "table": spec.name,
+        "rows": sum(actions.column("num_records").to_pylist()),
+        "first_day": days[0].isoformat() if days else "-",
+        "last_day": days[-1].isoformat() if days else "-",
+        "files": len(actions),
+        "bytes": sum(actions.column("size_bytes").to_pylist()),
+        "version": table.version(),
+        "schema_version": int(table.metadata().configuration.get(VERSION_PROPERTY, "0")),
+    }
+
+
 def describe_delta_error(error: Exception) -> str:
     """The error of toc, delta-rs, pyarrow or an executor, in one line."""
     if isinstance(error, TocError):

@@ -1,0 +1,132 @@
+"""`toc archive forget`: afterwards no file of the archive has a row of the business id."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from sqlalchemy import text
+
+from tests.cli.conftest import Toc, no_settings, redis, servers, toc
+from toc.center.center import TimeoutCenter
+from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
+from toc.reconcile.archive_tables import JOBS
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings, load_settings
+from toc.store.archive_status import begin_archive_run
+from toc.store.database_metadata import DATABASE_ID
+from toc.store.databases import Databases
+from toc.store.recorded_meta import read_recorded_meta
+
+__all__ = ["no_settings", "redis", "servers", "toc"]
+
+GREATEST, QUOTED, OTHER = 2**64 - 1, "O'Neill \\ Ä😀", 7
+
+
+@pytest.fixture
+def settings(servers: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of databases with ended jobs that are in the archive."""
+    monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
+    monkeypatch.setenv("TOC_RETENTION__DAYS", "3")
+    settings = load_settings()
+    with TimeoutCenter(settings) as center:
+        for biz_id in (GREATEST, QUOTED, OTHER):
+            for tenant in (None, "shop"):
+                job = center.schedule(biz_id, timedelta(days=1), tenant=tenant)
+                assert center.cancel(job)
+    for database in opened(settings):
+        for shard in database.shards:
+            change_rows(database, shard, "UPDATE {} SET gmt_modified = '2026-01-05 00:00:00.000'")
+    done = archive_ended_jobs(None, settings, SystemClock(), [].append)
+    assert (done.is_good, done.row_count) == (True, 6)
+    return settings
+
+
+def opened(settings: Settings) -> Iterator[Any]:
+    with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
+        yield from databases
+
+
+def change_rows(database: Any, shard: int, sql: str) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text(sql.format(database.job_table_name(shard))))
+
+
+def purge(settings: Settings) -> None:
+    for database in opened(settings):
+        for shard in database.shards:
+            change_rows(database, shard, "DELETE FROM {}")
+
+
+def data_files() -> list[Path]:
+    return [path for path in Path("archive").rglob("*.parquet") if "_delta_log" not in path.parts]
+
+
+def rows_on_disk() -> set[tuple[int | str, str | None]]:
+    """The business ids and tenants in all files that are there, whether a commit names them or not."""
+    return {
+        (row["biz_text"] or int(row["biz_id"]), row["tenant"])
+        for path in data_files()
+        for row in parquet.ParquetFile(path).read().to_pylist()
+    }
+
+
+ALL = {(biz_id, tenant) for biz_id in (GREATEST, QUOTED, OTHER) for tenant in (None, "shop")}
+
+
+@pytest.mark.parametrize("biz_id", [GREATEST, QUOTED])
+def test_no_file_has_the_id_afterwards_and_all_others_are_there(
+    toc: Toc, settings: Settings, biz_id: int | str
+) -> None:
+    purge(settings)
+    assert rows_on_disk() == ALL
+    counted = toc("archive", "forget", str(biz_id), "--dry-run", "--json")
+    assert counted.json == {"dry_run": True, "rows": {"jobs": 1}}
+    assert rows_on_disk() == ALL
+    done = toc("archive", "forget", str(biz_id), "--yes", "--json")
+    assert (done.code, done.json) == (0, {"dry_run": False, "rows": {"jobs": 1}})
+    assert rows_on_disk() == ALL - {(biz_id, None)}
+    assert toc("archive", "forget", str(biz_id), "--tenant", "shop", "--yes").code == 0
+    assert rows_on_disk() == ALL - {(biz_id, None), (biz_id, "shop")}
+    assert toc("archive", "show", "--json").json["tables"][0]["rows"] == 4
+
+
+def test_a_job_that_is_in_its_database_still_is_refused(toc: Toc, settings: Settings) -> None:
+    refused = toc("archive", "forget", str(OTHER), "--yes")
+    assert refused.code == 1
+    assert "is in its database still, cancelled: it would be archived later" in refused.err
+    assert rows_on_disk() == ALL
+
+
+def test_files_of_runs_that_died_are_deleted_and_their_runs_can_commit_no_more(
+    toc: Toc, settings: Settings
+) -> None:
+    purge(settings)
+    file = next(path for path in data_files() if path.name.startswith("database-0-"))
+    shutil.copy(file, file.with_name("database-0-run-2-dead.zstd.parquet"))
+    database = next(opened(settings))
+    frozen = ArchiveTable("archive", JOBS, 0, read_recorded_meta(database)[DATABASE_ID])
+    frozen.begin_run(begin_archive_run(database).begun)
+    assert toc("archive", "forget", str(GREATEST), "--yes").code == 0
+    assert not file.with_name("database-0-run-2-dead.zstd.parquet").exists()
+    with pytest.raises(CannotArchive, match="another run"):
+        frozen.commit_files([], 1)
+
+
+def test_nobody_is_asked_without_a_terminal(toc: Toc, settings: Settings) -> None:
+    purge(settings)
+    refused = toc("archive", "forget", str(GREATEST))
+    assert refused.code == 2
+    assert "add --yes" in refused.err
+    assert rows_on_disk() == ALL
+
+
+def test_without_an_archive_there_is_nothing_to_show(toc: Toc, servers: Any) -> None:
+    assert "reconcile.archive is 'none'" in toc("archive", "show").err

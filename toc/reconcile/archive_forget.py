@@ -1,0 +1,130 @@
+"""Deletes what the archive has of one business id, from the tables and from the files.
+
+The rows are deleted by commits; then the files that had these rows are deleted, so that no older version of a
+table shows them. Files of runs that were killed before their commit may have them too. Such a file is deleted
+if its run can commit no more: to make this certain, a new run is begun for its database.
+
+Neither the log of a table nor the statistics in it have business ids. A compaction that is killed just now
+may leave a file; the vacuum of the nightly run deletes it after a week (archive_care).
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.transaction import CommitProperties
+from pyarrow import fs
+
+from toc.domain.biz_ids import BusinessId
+from toc.reconcile.archive_commits import ArchiveTable
+from toc.reconcile.archive_tables import TABLES
+from toc.reconcile.delta_tables import TableSpec, find_table, open_files, repeat_commit, table_url
+from toc.runtime.private_files import private_umask
+from toc.store.archive_status import begin_archive_run, read_archive_status
+from toc.store.database_metadata import DATABASE_ID
+from toc.store.databases import Databases
+from toc.store.recorded_meta import read_recorded_meta
+
+_RUN_FILE = re.compile(r"database-(\d+)-run-\d+-[^/]*\.parquet", re.ASCII)
+
+
+def count_archived_rows(root: str, business: BusinessId) -> dict[str, int]:
+    """How many rows each table of the archive has of a business id. Reads the column of all files."""
+    found = {}
+    for spec in TABLES:
+        table = find_table(root, spec.name)
+        if table is not None:
+            query = f"SELECT COUNT(*) AS rows FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
+            answer = QueryBuilder().register("archived", table).execute(query).read_all()
+            found[spec.name] = int(answer.column("rows").to_pylist()[0])
+    return found
+
+
+def forget_business(
+    root: str, databases: Databases, business: BusinessId, actor: str
+) -> dict[str, int]:
+    """Deletes the rows of a business id; returns how many rows of each table.
+
+    `actor`: in the history of the table, which has not the id. Raises DELTA_ERRORS, StoreUnavailable, and
+    CannotArchive if a run of the archive has just begun. Can be repeated after an error.
+    """
+    deleted = {}
+    with private_umask():
+        for spec in TABLES:
+            if find_table(root, spec.name) is None:
+                continue
+            deleted[spec.name] = repeat_commit(
+                lambda spec=spec: _delete_rows(root, spec, business, actor)  # type: ignore[misc]
+            )
+            _require_table(root, spec).vacuum(
+                # Only files that commits have removed; a run in progress has files that none names yet.
+                retention_hours=0, dry_run=False, enforce_retention_duration=False, full=False
+            )  # fmt: skip
+            _delete_files_of_dead_runs(root, spec, databases)
+    return deleted
+
+
+def _delete_rows(root: str, spec: TableSpec, business: BusinessId, actor: str) -> int:
+    done = _require_table(root, spec).delete(
+        _sql_condition(business),
+        commit_properties=CommitProperties(
+            custom_metadata={"toc": f"rows of a business id deleted by {actor}"}
+        ),
+    )
+    return int(done["num_deleted_rows"])
+
+
+def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases) -> None:
+    files = open_files(table_url(root, spec.name))
+    for index, paths in _files_of_no_commit(root, spec, files).items():
+        status = read_archive_status(databases[index])
+        if status is None:
+            continue
+        database_id = read_recorded_meta(databases[index])[DATABASE_ID]
+        table = ArchiveTable(root, spec, index, database_id)
+        table.refuse_other_origin(status)
+        mine = begin_archive_run(databases[index])
+        table.begin_run(mine.begun)
+        # From here on no earlier run can commit, so what was not committed until now never will be.
+        named = _named_files(root, spec)
+        for path in paths:
+            if path not in named:
+                files.delete_file(path)
+
+
+def _files_of_no_commit(
+    root: str, spec: TableSpec, files: fs.FileSystem
+) -> dict[int, list[str]]:
+    """By database: (path, number of the run) of files of the archive's runs that no commit names."""
+    named, found = _named_files(root, spec), dict[int, list[str]]()
+    for info in files.get_file_info(fs.FileSelector("", recursive=True)):
+        match = _RUN_FILE.fullmatch(info.base_name)
+        if match and info.path not in named:
+            found.setdefault(int(match[1]), []).append(info.path)
+    return found
+
+
+def _named_files(root: str, spec: TableSpec) -> set[str]:
+    """The paths in the table of the files that its newest version has."""
+    paths = _require_table(root, spec).get_add_actions().column("path").to_pylist()
+    return {*paths, *map(unquote, paths)}  # the log has them as parts of a URL
+
+
+def _require_table(root: str, spec: TableSpec) -> DeltaTable:
+    table = find_table(root, spec.name)
+    assert table is not None  # noqa: S101 - the caller has found it
+    return table
+
+
+def _sql_condition(business: BusinessId) -> str:
+    """The condition for delta-rs, which takes no bound values: the number is an int, texts are quoted."""
+    parts = [f"biz_id = CAST('{business.number:d}' AS DECIMAL(20, 0))"]
+    for column, value in (("biz_text", business.text), ("tenant", business.tenant)):
+        if value is None:
+            parts.append(f"{column} IS NULL")
+        else:
+            quoted = value.replace("'", "''")
+            parts.append(f"{column} = '{quoted}'")
+    return " AND ".join(parts)
