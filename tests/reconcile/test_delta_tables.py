@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ pytest.importorskip("deltalake")
 
 from deltalake import DeltaTable, write_deltalake  # noqa: E402 - an extra
 from deltalake.exceptions import CommitFailedError  # noqa: E402
+from pyarrow import parquet  # noqa: E402
 
 from toc.errors import SchemaMismatch, SettingsError  # noqa: E402
+from toc.reconcile.archive_tables import JOBS  # noqa: E402
 from toc.reconcile.delta_tables import (  # noqa: E402
     COMMIT_TRIES_MAX,
     VERSION_PROPERTY,
@@ -141,3 +143,36 @@ def test_errors_in_one_line() -> None:
     assert describe_delta_error(colours) == "Kernel error: no session: denied"
     assert describe_delta_error(OSError()) == "OSError"
     assert describe_delta_error(SchemaMismatch("so")) == "so"
+
+
+def test_the_page_brings_an_early_archive_into_the_table(tmp_path: Path) -> None:
+    """The code of docs/how-to/upgrade.md."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    columns = [name for name in JOBS.columns.names if name not in ("day", "database")]
+    values = {field.name: [_value_of(field, place) for place in range(3)] for field in JOBS.columns}
+    for day in ("2026-01-05", "2026-01-06"):
+        folder = old / "jobs" / f"day={day}" / "database=1"
+        folder.mkdir(parents=True)
+        rows = pa.table(values, JOBS.columns).select(columns)
+        parquet.write_table(rows, folder / "part-0.zstd.parquet")
+    page = (Path(__file__).parents[2] / "docs/how-to/upgrade.md").read_text()
+    code = page.partition("## The archive of an early toc")[2].split("```python\n")[1]
+    exec(code.split("```")[0], {"old_folder": str(old), "new_folder": str(new)})  # noqa: S102
+    found = DeltaTable(f"{new}/jobs").to_pyarrow_table().sort_by([("day", "ascending")])
+    assert found.num_rows == 6
+    assert set(found["database"].to_pylist()) == {1}
+    assert [str(day) for day in found["day"].to_pylist()] == ["2026-01-05"] * 3 + ["2026-01-06"] * 3
+    for name in set(columns) - {"day", "database"}:
+        assert sorted(map(str, found[name].to_pylist())) == sorted(map(str, values[name] * 2))
+    with pytest.raises(SchemaMismatch, match=r"is no Delta table.*upgrade\.md"):
+        open_table(str(old), JOBS)
+
+
+def _value_of(field: pa.Field, place: int) -> object:
+    if pa.types.is_timestamp(field.type):
+        return datetime(2026, 1, 5, place, tzinfo=UTC)
+    if pa.types.is_date(field.type):
+        return date(2026, 1, 5)
+    if field.type == pa.string():
+        return f"Ä😀{place}"
+    return 2**64 - 1 - place if field.name == "biz_id" else place

@@ -94,9 +94,7 @@ def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases)
                 files.delete_file(path)
 
 
-def _files_of_no_commit(
-    root: str, spec: TableSpec, files: fs.FileSystem
-) -> dict[int, list[str]]:
+def _files_of_no_commit(root: str, spec: TableSpec, files: fs.FileSystem) -> dict[int, list[str]]:
     """By database: (path, number of the run) of files of the archive's runs that no commit names."""
     named, found = _named_files(root, spec), dict[int, list[str]]()
     for info in files.get_file_info(fs.FileSelector("", recursive=True)):
