@@ -499,7 +499,8 @@ def _split_into_inserts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Ite
     for position in positions:
         part.append(position)
         job = jobs[position]
-        size += 150 + len(job.attribute or "") + len(job.biz_text or "")  # about
+        # About: an attribute is sent as hex.
+        size += 150 + 2 * len(job.attribute or "") + len(job.biz_text or "")
         if len(part) == ROWS_MAX or size >= BYTES_MAX:
             yield part
             part, size = [], 0
