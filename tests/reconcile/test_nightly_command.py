@@ -100,6 +100,25 @@ def test_its_status_is_shown_without_a_run(toc: Toc, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("servers")
+def test_without_spark_it_compares_and_archives(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
+    answer = toc("nightly", "--master", "none", "--json")
+    assert (answer.code, parts(answer.json)) == (0, {"reconcile": 0, "lateness": 0, "archive": 0})
+    (lateness,) = [part for part in answer.json["parts"] if part["part"] == "lateness"]
+    assert lateness["lines"] == ["lateness: left out: it needs Spark, and --master is 'none'"]
+
+
+@pytest.mark.usefixtures("servers")
+def test_a_spark_that_does_not_start_fails_only_lateness(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
+    answer = toc("nightly", "--master", "spark://127.0.0.1:1", "--json")
+    assert answer.code == 4
+    assert parts(answer.json) == {"reconcile": 0, "lateness": 4, "archive": 0}
+
+
+@pytest.mark.usefixtures("servers")
 def test_without_redis_there_is_nothing_to_compare(
     toc: Toc, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
