@@ -78,7 +78,8 @@ class PartlyScheduled(TocError):
     """A bulk call committed some of its jobs and failed with others: it needs several transactions.
 
     `job_ids` has one element per job, in the order of the call: the id of a committed job, None for a
-    failed one. `retryable`: that of the error that the others failed with.
+    failed one; if the cause is StoreUnavailable, such a job may have been written all the same: to repeat it
+    safely, use a dedup_key. `retryable`: that of the error that the others failed with.
     """
 
     code = "partly_scheduled"

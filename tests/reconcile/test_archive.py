@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from toc.reconcile.archive import (
     DatabaseArchiveResult,
     archive_cutoff_ms,
     archive_ended_jobs,
+    begin_in_new_folder,
 )
 from toc.reconcile.archive_commits import ArchiveTable
 from toc.reconcile.archive_files import ArchiveFile
@@ -788,7 +790,7 @@ def machines(small: Place, tmp_path: Path) -> tuple[Place, Place]:
     return small, replace(small, directory=tmp_path / "other", heard=[])
 
 
-def test_what_another_machine_wrote_and_never_checked_is_written_again_here(
+def test_what_another_machine_archives_on_its_own_disk_is_refused_here(
     machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = machines
@@ -800,11 +802,10 @@ def test_what_another_machine_wrote_and_never_checked_is_written_again_here(
             here.archive()
     done = there.alone()  # all of it, not what is left of it
     assert (done.is_good, done.rows, there.ids()) == (True, 20, sorted(jobs))
-    assert here.alone().rows == 0  # those rows are in the archive there
     here.library.ended(OutcomeKind.DONE)
     here.library.clock.advance((DAYS + 1) * DAY_S)
-    assert here.alone().rows == 1
-    assert not set(jobs) & set(here.ids())
+    assert "Is the folder mounted, and is it the right one?" in here.alone().error
+    assert here.ids() == []
 
 
 @pytest.mark.parametrize("number", ["0 of 1", "1 of 1"])
@@ -839,6 +840,46 @@ def test_a_database_whose_row_is_gone_writes_no_day_twice(small: Place) -> None:
     small.library.sql(job_id, f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'")
     assert "the database says that run 0 was the last one" in small.alone().error
     assert small.ids() == [job_id]
+
+
+def test_a_folder_that_lacks_what_was_archived_is_refused(small: Place, tmp_path: Path) -> None:
+    """A share that is not mounted: its empty mount point must not become a second archive."""
+    library, aside = small.library, tmp_path / "aside"
+    first = library.ended(OutcomeKind.DONE)
+    small.age()
+    assert small.alone().rows == 1
+    small.purge()
+    small.directory.rename(aside)
+    second = library.ended(OutcomeKind.DONE)
+    small.age()
+    for _ in range(2):
+        assert "Is the folder mounted, and is it the right one?" in small.alone().error
+    small.purge()
+    assert library.count() == 1
+    shutil.rmtree(small.directory)
+    aside.rename(small.directory)
+    assert small.alone().rows == 1
+    assert small.ids() == sorted([first, second])
+
+
+def test_the_archive_goes_on_in_a_new_folder_that_was_begun(small: Place, tmp_path: Path) -> None:
+    library = small.library
+    first = library.ended(OutcomeKind.DONE)
+    small.age()
+    assert small.alone().rows == 1
+    assert begin_in_new_folder(small.settings(), library.clock) == {}
+    new = Place(library, None, tmp_path / "new")
+    mark = small.mark
+    assert mark is not None
+    assert begin_in_new_folder(new.settings(), library.clock) == {0: mark.until_ms}
+    assert begin_in_new_folder(new.settings(), library.clock) == {}
+    second = library.ended(OutcomeKind.DONE)
+    small.age()
+    assert new.alone().rows == 1
+    assert (small.ids(), new.ids()) == ([first], [second])
+    library.ended(OutcomeKind.DONE)
+    small.age()
+    assert "Is the folder mounted" in small.alone().error  # the old folder lacks the second job
 
 
 def test_two_systems_cannot_share_a_folder(small: Place, tmp_path: Path) -> None:

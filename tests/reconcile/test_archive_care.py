@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
 
 from toc.reconcile.archive_care import (
     UNNAMED_FILES_H,
@@ -126,3 +127,20 @@ def test_a_table_that_cannot_be_compacted_is_told_and_raises_nothing(root: str) 
 
 def test_an_empty_folder_needs_no_care(tmp_path: Path) -> None:
     assert care_for_tables(str(tmp_path)) == []
+
+
+def test_a_file_that_this_process_does_not_see_is_not_committed(root: str) -> None:
+    """An executor on another host may have a directory of the same name."""
+    table = ArchiveTable(root, JOBS, 0, "id-0")
+    table.begin_run(1)
+    path = "day=2026-01-01/biz_type=a.b/elsewhere.parquet"
+    partition: dict[str, str | None] = {"day": "2026-01-01", "biz_type": "a.b"}
+    action = AddAction(path, 100, partition, 0, True, "{}")
+    before = _all_rows(root)
+    for size in (None, 99):
+        if size is not None:
+            Path(root, "jobs", path).write_bytes(b"x" * size)
+        with pytest.raises(CannotArchive, match="see the same folder"):
+            table.commit_files([action], 1000)
+    assert _all_rows(root) == before
+    assert ArchiveTable(root, JOBS, 0, "id-0").until_ms == 0

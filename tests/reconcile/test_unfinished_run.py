@@ -120,7 +120,12 @@ def test_a_fresh_run_takes_up_nothing(directory: Directory) -> None:
     assert len(directory.folders()) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"ended_ms": 1}', '{"shards": [{}]}'])
+OTHER_SHAPE = '{"ended_ms": 1, "shards": [{"shard": 1, "counts": {}, "found": []}]}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"ended_ms": 1}', '{"shards": [{}]}', OTHER_SHAPE]
+)
 def test_files_that_cannot_be_read_are_not_taken_up(
     directory: Directory, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""`toc archive show` and `toc archive forget`."""
+"""`toc archive show`, `begin` and `forget`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from toc.cli.clients import (
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, CommandError
 from toc.cli.output import Output
+from toc.cli.time_texts import iso_utc
 from toc.domain.biz_ids import check_business_id
 from toc.errors import SettingsError
 from toc.runtime.clock import SystemClock
@@ -42,6 +43,27 @@ def show_tables(output: Output) -> None:
         [tuple(table.values()) for table in tables],
         empty="nothing is archived yet",
     )
+
+
+@answering_command
+def begin_archive(output: Output) -> None:
+    """Go on in a new folder: after a change of reconcile.archive, before the next nightly run.
+
+    What was archived stays in the old folder, and is not copied. The nightly run refuses a folder that lacks
+    what was archived, because the right folder may just not be mounted.
+    """
+    settings = load_settings()
+    _require_archive(settings)
+    from toc.reconcile.archive import begin_in_new_folder  # noqa: PLC0415 - an extra
+
+    begun = begin_in_new_folder(settings, SystemClock())
+    times = {str(index): iso_utc(until_ms) for index, until_ms in begun.items()}
+    lines = [
+        f"database {index}: jobs that ended before {until} are in the earlier folder"
+        for index, until in times.items()
+    ]
+    text = "\n".join(lines) or "nothing to do: the tables have all that was archived"
+    output.print_value({"archived_elsewhere_until": times}, text)
 
 
 @answering_command

@@ -66,6 +66,10 @@ DEAD_COMMANDS: Commands = {
 }
 ARCHIVE_COMMANDS: Commands = {
     "show": ("archive.show_tables", "Show the archive's tables."),
+    "begin": (
+        "archive.begin_archive",
+        "Go on in a new folder, after reconcile.archive was changed.",
+    ),
     "forget": (
         "archive.forget_business_id",
         "Delete all that the archive has of a business id.",

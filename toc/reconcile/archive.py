@@ -130,6 +130,31 @@ def archive_ended_jobs(
     return run.result
 
 
+def begin_in_new_folder(settings: Settings, clock: Clock) -> dict[int, int]:
+    """Makes the tables in `reconcile.archive` go on where the archive of another folder ends.
+
+    For a change of that setting. Returns by database the time, in ms since 1970, before which ended jobs are
+    in the other folder. Raises CannotArchive if the tables have rows of another system, DELTA_ERRORS, and
+    StoreUnavailable. Can be repeated.
+    """
+    begun = {}
+    with (
+        closing(Databases.from_settings(settings, clock, pool_size=1)) as databases,
+        private_umask(),
+    ):
+        for database in databases:
+            DatabaseMetadata(databases).verify_and_record_meta(settings.facts, [database])
+            database_id = read_recorded_meta(database)[DATABASE_ID]
+            table = ArchiveTable(settings.reconcile.archive, JOBS, database.index, database_id)
+            status = archive_status.read_archive_status(database)
+            if status is not None and table.until_ms < status.until_ms:
+                status = archive_status.begin_archive_run(database)
+                table.begin_run(status.begun)
+                table.commit_files([], status.until_ms)
+                begun[database.index] = status.until_ms
+    return begun
+
+
 def archive_cutoff_ms(now_ms: int, days_min: Days) -> int:
     """The midnight before which jobs must have ended to be archived; 0 if nothing is ever purged."""
     if days_min == "none":

@@ -26,6 +26,7 @@ from toc.errors import TocError
 from toc.reconcile.delta_tables import (
     COMMIT_TRIES_MAX,
     TableSpec,
+    open_files,
     open_table,
     repeat_commit,
     table_url,
@@ -69,7 +70,8 @@ class ArchiveTable:
         return self._table.transaction_version(self._until_app) or 0
 
     def refuse_other_origin(self, status: ArchiveStatus | None) -> None:
-        """Raises CannotArchive if the table has rows of another system, or of a later state of the database.
+        """Raises CannotArchive if the table has rows of another system, or of a later state of the database,
+        or lacks rows that were archived, as when another folder is mounted.
 
         `status`: read after the table was opened.
         """
@@ -89,6 +91,20 @@ class ArchiveTable:
                 f"backup? If so, set {ARCHIVED} in its toc_meta to '{until} run {last} of {last}' "
                 "(docs/how-to/archive.md)"
             )
+        if status is not None and status.until_ms > self.until_ms:
+            # Perhaps a run has committed and then moved the mark since the table was opened.
+            self._table = DeltaTable(self.url)
+            if status.until_ms > self.until_ms:
+                raise self._behind_error(status)
+
+    def _behind_error(self, status: ArchiveStatus) -> CannotArchive:
+        has = f"until {sql_time_of_ms(self.until_ms)}" if self.until_ms else "nothing"
+        return CannotArchive(
+            f"{self.url} has {has} of database {self.database}, but {ARCHIVED} in its toc_meta says that "
+            f"jobs until {sql_time_of_ms(status.until_ms)} are archived. Is the folder mounted, and is it "
+            "the right one? If the archive shall go on in a new folder, run `toc archive begin` "
+            "(docs/how-to/archive.md)"
+        )
 
     def begin_run(self, run: int) -> None:
         """Writes the number of this run. Raises CannotArchive if a later run has begun."""
@@ -97,7 +113,11 @@ class ArchiveTable:
         self._reload()
 
     def commit_files(self, actions: Sequence[AddAction], until_ms: int) -> None:
-        """Adds files and sets `until_ms`, in one commit. Raises CannotArchive if a later run has begun."""
+        """Adds files and sets `until_ms`, in one commit.
+
+        Raises CannotArchive if a later run has begun, and if this process does not see the files.
+        """
+        self._refuse_unseen_files(actions)
         numbers = [
             Transaction(self._run_app, self.run),
             Transaction(self._until_app, until_ms),
@@ -113,6 +133,16 @@ class ArchiveTable:
 
         repeat_commit(try_to_commit)
         self._reload()
+
+    def _refuse_unseen_files(self, actions: Sequence[AddAction]) -> None:
+        """delta-rs adds a file to the table whether it is there or not."""
+        found = open_files(self.url).get_file_info([action.path for action in actions])
+        for action, info in zip(actions, found, strict=True):
+            if info.size != action.size:
+                raise CannotArchive(
+                    f"{self.url} has no file {action.path} of {action.size} bytes here, although an executor "
+                    "wrote it: do all executors and this process see the same folder?"
+                )
 
     def _try_to_begin(self) -> None:
         table = DeltaTable(self.url)

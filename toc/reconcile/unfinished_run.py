@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -58,7 +58,10 @@ class UnfinishedRun:
         self._files = 0
 
     def read_files(self) -> None:
-        """Reads what the interrupted run has finished. Raises OSError, ValueError, KeyError, TypeError."""
+        """Reads what the interrupted run has finished.
+
+        Raises OSError, ValueError, KeyError, TypeError, AttributeError.
+        """
         for path in sorted(self._folder.glob("*-*.json")):
             kind, _, number = path.stem.partition("-")
             self._files = max(self._files, int(number))
@@ -148,11 +151,11 @@ def _settings_key(settings: Settings, *, repair: bool) -> str:
 
 def _list_folders(directory: Path) -> list[Path]:
     """Folders of unfinished runs, newest first."""
-    found = [
-        (entry.stat(follow_symlinks=False).st_mtime, Path(entry.path))
-        for entry in os.scandir(directory)
-        if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-    ]
+    found = []
+    for entry in os.scandir(directory):
+        with suppress(OSError):  # its run deletes it just now
+            if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -185,7 +188,7 @@ def _take_up(
             run.read_files()
             return run
         is_over = age_s > RESUMED_S_MAX or (fresh and about["key"] == key)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # A run that has just begun has an empty file for a moment.
         age_s = now_ms / 1000 - os.fstat(lock.fileno()).st_mtime
         is_over = age_s > RESUMED_S_MAX

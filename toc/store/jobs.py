@@ -500,7 +500,7 @@ def _split_into_inserts(jobs: Sequence[NewJob], positions: Sequence[int]) -> Ite
         part.append(position)
         job = jobs[position]
         # About: an attribute is sent as hex.
-        size += 150 + 2 * len(job.attribute or "") + len(job.biz_text or "")
+        size += 150 + 2 * len((job.attribute or "").encode()) + len(job.biz_text or "")
         if len(part) == ROWS_MAX or size >= BYTES_MAX:
             yield part
             part, size = [], 0

@@ -149,7 +149,7 @@ def _split_packets(texts: Sequence[str]) -> Iterator[list[str]]:
     packet: list[str] = []
     size = 0
     for text in texts:
-        if size >= BYTES_MAX:
+        if packet and size + len(text) > BYTES_MAX:
             yield packet
             packet, size = [], 0
         packet.append(text)
