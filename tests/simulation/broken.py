@@ -156,7 +156,7 @@ VARIANTS = (
     ),
     Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
     Variant(
-        "take-over-without-give-back", removed("give-back-take-over"), "I7", 124, "kill,unanswered"
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 125, "kill,unanswered"
     ),
     Variant(
         "an-id-twice-in-a-batch",
