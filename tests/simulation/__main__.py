@@ -59,6 +59,9 @@ def forked(words: Sequence[str], directory: Path, socket: str) -> tuple[int, str
     child = os.fork()
     if not child:
         status = 1
+        # The pool ends its workers by SIGTERM. A handler in Python would lose the signal if it came during the
+        # fork of a worker: the pool would wait for this worker for ever.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with said.open("wb") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
