@@ -101,19 +101,24 @@ def test_a_table_of_another_program_is_refused(tmp_path: Path) -> None:
         open_table(str(tmp_path), SPEC)
 
 
-def test_of_many_that_open_at_once_one_makes_the_table(tmp_path: Path) -> None:
-    barrier, found = threading.Barrier(4), list[int]()
+def test_many_may_open_at_once_and_no_row_is_lost(tmp_path: Path) -> None:
+    barrier = threading.Barrier(4)
 
-    def run() -> None:
+    def run(number: int) -> None:
+        added = rows(FIRST, number, spec=NEWER, name="a")
         barrier.wait()
-        found.append(open_table(str(tmp_path), NEWER).version())
+        repeat_commit(
+            lambda: write_deltalake(open_table(str(tmp_path), NEWER), added, mode="append")
+        )
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [0] * 4
+    table = open_table(str(tmp_path), NEWER)
+    assert [row[0] for row in read(table)] == [0, 1, 2, 3]
+    assert table.metadata().configuration[VERSION_PROPERTY] == "2"
 
 
 def test_commits_are_repeated_so_often(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def found(outcome: ReconcileResult) -> set[int]:
 
 def test_one_that_follows_is_read_and_accuses_nobody(pair: Pair) -> None:
     lost, rows = set(pair.damaged.lost), 400
-    outcome = pair.run(5)
+    outcome = pair.run(60)
     assert found(outcome) == lost
     assert outcome.counts["replica"] == outcome.counts["rows"] == rows
     assert found(pair.damaged.run()) == lost
@@ -88,7 +88,7 @@ def test_one_that_follows_is_read_and_accuses_nobody(pair: Pair) -> None:
     healthy = f"WHERE job_id NOT IN ({', '.join(map(str, lost))})"
     pair.change_replica(f"DELETE FROM toc.toc_job_0003 {healthy} LIMIT 2")
     pair.change_replica(f"UPDATE toc.toc_job_0004 SET due_time = NULL {healthy} LIMIT 2")
-    differs = pair.run(5)
+    differs = pair.run(60)
     assert (found(differs), differs.counts["replica"]) == (lost, rows - 4)
     assert differs.counts["suspects"] > outcome.counts["suspects"]
 
