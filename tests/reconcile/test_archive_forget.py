@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.center.center import TimeoutCenter
+from toc.domain.biz_ids import hash_text_id
 from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
 from toc.reconcile.archive_tables import JOBS
@@ -95,6 +96,10 @@ def test_no_file_has_the_id_afterwards_and_all_others_are_there(
     assert rows_on_disk() == ALL - {(biz_id, None)}
     assert toc("archive", "forget", str(biz_id), "--tenant", "shop", "--yes").code == 0
     assert rows_on_disk() == ALL - {(biz_id, None), (biz_id, "shop")}
+    named = [str(GREATEST), "Neill", str(hash_text_id(QUOTED))]
+    logs = [path for path in Path("archive").rglob("*") if "_delta_log" in path.parts]
+    assert [(path, word) for path in logs if path.is_file()
+            for word in named if word.encode() in path.read_bytes()] == []  # fmt: skip
     assert toc("archive", "show", "--json").json["tables"][0]["rows"] == 4
 
 

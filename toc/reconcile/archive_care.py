@@ -35,8 +35,8 @@ SMALL_BYTES = COMPACTED_BYTES // 2
 """A partition with several files below this size is compacted."""
 
 UNNAMED_FILES_H = 168
-"""In hours. Files that no commit names are deleted when they are older: their run has certainly ended, since
-`reconcile.nightly_s_max` is a day at most."""
+"""In hours. Files that no commit names are deleted when they are older: their run has ended, since
+`reconcile.nightly_s_max` is a day at most. With 'none', no run may take so long."""
 
 
 def care_for_tables(root: str) -> list[str]:

@@ -4,8 +4,8 @@ The rows are deleted by commits; then the files that had these rows are deleted,
 table shows them. Files of runs that were killed before their commit may have them too. Such a file is deleted
 if its run can commit no more: to make this certain, a new run is begun for its database.
 
-Neither the log of a table nor the statistics in it have business ids. A compaction that is killed just now
-may leave a file; the vacuum of the nightly run deletes it after a week (archive_care).
+Neither the log of a table nor the statistics in it have business ids. A compaction or a deletion that is
+killed just now may leave a file; the vacuum of the nightly run deletes it after a week (archive_care).
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from toc.store.database_metadata import DATABASE_ID
 from toc.store.databases import Databases
 from toc.store.recorded_meta import read_recorded_meta
 
+IDS_MAX = 1000
+"""Job ids of one commit."""
+
 _RUN_FILE = re.compile(r"database-(\d+)-run-\d+-[^/]*\.parquet", re.ASCII)
 
 
@@ -36,9 +39,8 @@ def count_archived_rows(root: str, business: BusinessId) -> dict[str, int]:
     for spec in TABLES:
         table = find_table(root, spec.name)
         if table is not None:
-            query = f"SELECT COUNT(*) AS rows FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
-            answer = QueryBuilder().register("archived", table).execute(query).read_all()
-            found[spec.name] = int(answer.column("rows").to_pylist()[0])
+            query = f"SELECT COUNT(*) FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
+            found[spec.name] = _query_table(table, query)[0]
     return found
 
 
@@ -67,13 +69,26 @@ def forget_business(
 
 
 def _delete_rows(root: str, spec: TableSpec, business: BusinessId, actor: str) -> int:
-    done = _require_table(root, spec).delete(
-        _sql_condition(business),
-        commit_properties=CommitProperties(
-            custom_metadata={"toc": f"rows of a business id deleted by {actor}"}
-        ),
-    )
-    return int(done["num_deleted_rows"])
+    """Deletes by job_id: delta-rs writes the condition into the log, where the business id must not be."""
+    query = f"SELECT DISTINCT job_id FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
+    job_ids = sorted(_query_table(_require_table(root, spec), query))
+    deleted = 0
+    for start in range(0, len(job_ids), IDS_MAX):
+        some = ", ".join(map(str, job_ids[start : start + IDS_MAX]))
+        done = _require_table(root, spec).delete(
+            f"job_id IN ({some})",
+            commit_properties=CommitProperties(
+                custom_metadata={"toc": f"rows of a business id deleted by {actor}"}
+            ),
+        )
+        deleted += int(done["num_deleted_rows"])
+    return deleted
+
+
+def _query_table(table: DeltaTable, query: str) -> list[int]:
+    """The first column of the answer; the query names the table `archived`."""
+    answer = QueryBuilder().register("archived", table).execute(query).read_all()
+    return [int(value) for value in answer.column(0).to_pylist()]
 
 
 def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases) -> None:
