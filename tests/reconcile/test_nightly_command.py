@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.cli import nightly as module
 from toc.cli.nightly import _exit_code_severity
+from toc.errors import SettingsError
 from toc.reconcile.nightly import NightlyScheduler
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
@@ -113,7 +114,13 @@ def test_a_spark_that_does_not_start_fails_only_lateness(
     toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
-    answer = toc("nightly", "--master", "spark://127.0.0.1:1", "--json")
+
+    def refuse(*_: object) -> None:
+        raise SettingsError("Spark does not start: is Java 17 or later installed?")
+
+    # Other tests of this process may have a session, which every later one would be.
+    monkeypatch.setattr(module, "open_session_unless_none", refuse)
+    answer = toc("nightly", "--json")
     assert answer.code == 4
     assert parts(answer.json) == {"reconcile": 0, "lateness": 4, "archive": 0}
 
