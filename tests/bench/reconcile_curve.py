@@ -24,10 +24,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import toc
 from tests.servers import start_mysql, start_redis
 from tests.servers.mysql import execute
-from tests.servers.spark import SparkCluster, spark_cluster
+from tests.servers.spark import spark_cluster
 from toc.bench.job_specs import make_job_specs
 from toc.center.center import TimeoutCenter
 from toc.runtime.clock import SystemClock
@@ -168,20 +167,6 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def spark_properties(cluster: SparkCluster) -> str:
-    return json.dumps(
-        {
-            "spark.authenticate": "true",
-            "spark.authenticate.secret": cluster.secret,
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.memory": "512m",
-            "spark.executor.memory": "512m",
-            "spark.pyspark.python": sys.executable,
-            "spark.executorEnv.PYTHONPATH": str(Path(toc.__file__).parent.parent),
-        }
-    )
-
-
 def measure(millions: Iterable[float], databases: int, shards: int) -> None:
     line = "| {:>9} | {:<18} | {:>6} | {:>9} | {:>6} | {:>5} | {:>6} | {:>5} | {:>7} | {:>7} |"
     columns = (
@@ -211,7 +196,7 @@ def measure(millions: Iterable[float], databases: int, shards: int) -> None:
             "TOC_REDIS_URL": redis.url,
             "TOC_SHARDS": str(shards),
             "TOC_TIMER__HORIZON_S": "86400",
-            "TOC_RECONCILE__SPARK": spark_properties(cluster),
+            "TOC_RECONCILE__SPARK": json.dumps(cluster.driver_properties()),
         }
         settings = Settings(
             databases=tuple(urls), redis_url=redis.url, shards=shards, timer={"horizon_s": 86_400}

@@ -35,7 +35,7 @@ from toc.reconcile.archive import (
     archive_ended_jobs,
     begin_in_new_folder,
 )
-from toc.reconcile.archive_commits import ArchiveTable
+from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
 from toc.reconcile.archive_files import ArchiveFile
 from toc.reconcile.archive_jobs import job_rows_per_read
 from toc.reconcile.delta_tables import find_table
@@ -748,6 +748,30 @@ def test_a_frozen_run_that_wakes_up_doubles_nothing(
     assert small.library.count() == 0
 
 
+def test_a_frozen_run_that_wakes_up_while_the_next_night_commits_adds_nothing(
+    small: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two runs would set different times, so only the number of the run tells them apart."""
+    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
+    small.age()
+    real, held = ArchiveTable.commit_files, list[tuple[Any, ...]]()
+
+    def commit(*args: Any) -> None:
+        held.append(args)
+        if len(held) == 1:  # of the first night: frozen here
+            jobs.append(small.library.ended(OutcomeKind.DONE))
+            small.age()
+            assert small.alone().is_good
+        elif len(held) == 2:  # of the next night: now the first one wakes up
+            with pytest.raises(CannotArchive, match="another run"):
+                real(*held[0])
+        real(*args)
+
+    monkeypatch.setattr(ArchiveTable, "commit_files", commit)
+    assert "another run of the archive has begun" in small.alone().error
+    assert small.ids() == sorted(jobs)
+
+
 def test_a_run_that_wakes_up_after_the_mark_moved_says_so(
     small: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -772,15 +796,18 @@ def test_a_lost_answer_of_the_commit_is_no_failure(
 ) -> None:
     jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     small.age()
-    real = ArchiveTable._commit
+    real, committed = ArchiveTable._commit, []
 
     def commit(self: ArchiveTable, table: Any, actions: Any, numbers: Any) -> None:
         real(self, table, actions, numbers)
         if actions:
+            committed.append(actions)
             real(self, table, actions, numbers)  # as a client does that got no answer
+            committed.append(actions)
 
     monkeypatch.setattr(ArchiveTable, "_commit", commit)
-    assert small.alone().rows == 20
+    done = small.alone()
+    assert (done.rows, done.error, len(committed)) == (20, "", 1)
     assert small.ids() == sorted(jobs)
 
 

@@ -18,13 +18,13 @@ from toc.center.center import TimeoutCenter
 from toc.domain.biz_ids import hash_text_id
 from toc.reconcile.archive import archive_ended_jobs
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
+from toc.reconcile.archive_files import ArchiveFile, read_add_action
 from toc.reconcile.archive_tables import JOBS
+from toc.reconcile.delta_tables import open_files, require_table, table_url
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.archive_status import begin_archive_run
-from toc.store.database_metadata import DATABASE_ID
 from toc.store.databases import Databases
-from toc.store.recorded_meta import read_recorded_meta
 
 __all__ = ["no_settings", "redis", "servers", "toc"]
 
@@ -106,7 +106,7 @@ def test_no_file_has_the_id_afterwards_and_all_others_are_there(
 def test_a_job_that_is_in_its_database_still_is_refused(toc: Toc, settings: Settings) -> None:
     refused = toc("archive", "forget", str(OTHER), "--yes")
     assert refused.code == 1
-    assert "is in its database still, cancelled: it would be archived later" in refused.err
+    assert "is still in its database (cancelled), and would be archived later" in refused.err
     assert rows_on_disk() == ALL
 
 
@@ -117,12 +117,40 @@ def test_files_of_runs_that_died_are_deleted_and_their_runs_can_commit_no_more(
     file = next(path for path in data_files() if path.name.startswith("database-0-"))
     shutil.copy(file, file.with_name("database-0-run-2-dead.zstd.parquet"))
     database = next(opened(settings))
-    frozen = ArchiveTable("archive", JOBS, 0, read_recorded_meta(database)[DATABASE_ID])
+    frozen = ArchiveTable.of_database("archive", JOBS, database)
     frozen.begin_run(begin_archive_run(database).begun)
     assert toc("archive", "forget", str(GREATEST), "--yes").code == 0
     assert not file.with_name("database-0-run-2-dead.zstd.parquet").exists()
     with pytest.raises(CannotArchive, match="another run"):
         frozen.commit_files([], 1)
+
+
+def test_a_run_that_has_looked_at_its_files_cannot_commit_after_forget_has_deleted_them(
+    toc: Toc, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    purge(settings)
+    file = next(path for path in data_files() if path.name.startswith("database-0-"))
+    files = open_files(table_url("archive", "jobs"))
+    copy = file.with_name("database-0-run-2-own.zstd.parquet")
+    shutil.copy(file, copy)
+    database = next(opened(settings))
+    run = ArchiveTable.of_database("archive", JOBS, database)
+    run.begin_run(begin_archive_run(database).begun)
+    day, biz_type = (part.partition("=")[2] for part in copy.parts[-3:-1])
+    path = str(copy.relative_to("archive/jobs"))
+    action = read_add_action(files, JOBS, ArchiveFile(path, (day, biz_type)))
+    look = ArchiveTable._refuse_unseen_files
+
+    def look_and_forget(table: ArchiveTable, actions: Any) -> None:
+        look(table, actions)
+        assert toc("archive", "forget", str(GREATEST), "--yes").code == 0
+
+    monkeypatch.setattr(ArchiveTable, "_refuse_unseen_files", look_and_forget)
+    with pytest.raises(CannotArchive, match="another run"):
+        run.commit_files([action], run.until_ms + 1)
+    assert not copy.exists()
+    rows = require_table("archive", "jobs").to_pyarrow_table()  # no file is missing
+    assert rows.num_rows == 5
 
 
 def test_nobody_is_asked_without_a_terminal(toc: Toc, settings: Settings) -> None:

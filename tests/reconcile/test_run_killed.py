@@ -128,17 +128,7 @@ def test_executors_are_killed(
     phase: str,
 ) -> None:
     """Spark does their tasks again on others, and the run finds, repairs and reports all."""
-    here = Path(toc.__file__).parent.parent
-    properties = {
-        "spark.authenticate": "true",
-        "spark.authenticate.secret": cluster.secret,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.pyspark.python": sys.executable,
-        "spark.executorEnv.PYTHONPATH": str(here),
-    }
-    runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], properties)
+    runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], cluster.driver_properties())
     done = runs.run(phase, cluster.url, "executors")
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])

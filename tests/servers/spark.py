@@ -17,6 +17,8 @@ from urllib.request import urlopen
 
 from tests.servers.process import Server, free_port
 
+ROOT = Path(__file__).resolve().parents[2]
+
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 EXECUTOR_PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 WORKER_CORES, WORKER_MEMORY = 1, "1g"
@@ -38,6 +40,18 @@ class SparkCluster:
     def executor_directories(self, application_id: str) -> list[Path]:
         """The directories of an application's executors, one each."""
         return list(self.directory.glob(f"*/{EXECUTORS}/{application_id}/*"))
+
+    def driver_properties(self) -> dict[str, str]:
+        """For `reconcile.spark` of a driver, whose executors run this Python and this toc."""
+        return {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": self.secret,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.pyspark.python": sys.executable,
+            "spark.executorEnv.PYTHONPATH": str(ROOT),
+        }
 
     def applications(self) -> list[dict[str, Any]]:
         """What the master knows of the applications, running and ended."""

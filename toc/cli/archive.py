@@ -32,7 +32,7 @@ BizIdArgument = Annotated[
 @answering_command
 def show_tables(output: Output) -> None:
     """Show the archive's tables: rows, days, files, size and versions."""
-    root = _require_archive(load_settings())
+    root = require_archive(load_settings())
     from toc.reconcile.archive_tables import TABLES  # noqa: PLC0415 - an extra
     from toc.reconcile.delta_tables import describe_table  # noqa: PLC0415 - an extra
 
@@ -47,13 +47,13 @@ def show_tables(output: Output) -> None:
 
 @answering_command
 def begin_archive(output: Output) -> None:
-    """Go on in a new folder: after a change of reconcile.archive, before the next nightly run.
+    """Start an archive in a new folder, after a change of reconcile.archive and before the next nightly run.
 
-    What was archived stays in the old folder, and is not copied. The nightly run refuses a folder that lacks
-    what was archived, because the right folder may just not be mounted.
+    Jobs that are archived already stay in the old folder: nothing is copied. Without this command the nightly
+    run refuses the new folder, because it cannot know whether the old one is only not mounted.
     """
     settings = load_settings()
-    _require_archive(settings)
+    require_archive(settings)
     from toc.reconcile.archive import begin_in_new_folder  # noqa: PLC0415 - an extra
 
     begun = begin_in_new_folder(settings, SystemClock())
@@ -62,7 +62,7 @@ def begin_archive(output: Output) -> None:
         f"database {index}: jobs that ended before {until} are in the earlier folder"
         for index, until in times.items()
     ]
-    text = "\n".join(lines) or "nothing to do: the tables have all that was archived"
+    text = "\n".join(lines) or "nothing to do: this folder has all jobs that were archived"
     output.print_value({"archived_elsewhere_until": times}, text)
 
 
@@ -86,7 +86,7 @@ def forget_business_id(
     version of a table at this moment may fail.
     """
     settings = load_settings()
-    root = _require_archive(settings)
+    root = require_archive(settings)
     from toc.reconcile.archive_forget import (  # noqa: PLC0415 - an extra
         count_archived_rows,
         forget_business,
@@ -97,9 +97,9 @@ def forget_business_id(
         left = center.find(business.given_id, tenant=tenant)
     if left:
         raise CommandError(
-            f"job {left[0].job_id} of this business id is in its database still, "
-            f"{left[0].status.name.lower()}: it would be archived later. Cancel live jobs, and wait until "
-            "retention has purged ended ones",
+            f"job {left[0].job_id} of this business id is still in its database "
+            f"({left[0].status.name.lower()}), and would be archived later: cancel the live jobs of this id, "
+            "and repeat this when retention has purged the ended ones",
             NO,
         )
     rows = count_archived_rows(root, business)
@@ -115,7 +115,8 @@ def forget_business_id(
     output.print_value(value, "\n".join(lines) or "nothing is archived yet")
 
 
-def _require_archive(settings: Settings) -> str:
+def require_archive(settings: Settings) -> str:
+    """The folder of the archive. Raises SettingsError if there is none, or the extra is not installed."""
     root = settings.reconcile.archive
     if root == "none":
         raise SettingsError("reconcile.archive is 'none': there is no archive")

@@ -68,7 +68,7 @@ ARCHIVE_COMMANDS: Commands = {
     "show": ("archive.show_tables", "Show the archive's tables."),
     "begin": (
         "archive.begin_archive",
-        "Go on in a new folder, after reconcile.archive was changed.",
+        "Start in a new folder, after a change of the setting.",
     ),
     "forget": (
         "archive.forget_business_id",

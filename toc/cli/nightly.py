@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toc.cli.archive import require_archive
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, UNAVAILABLE, error_text_and_code
 from toc.cli.output import Output, printable_text
@@ -166,16 +167,13 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
 
 
 def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
-    try:
-        from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
-        from toc.reconcile.archive_care import care_for_tables  # noqa: PLC0415 - too
-    except ImportError as error:
-        raise SettingsError(
-            f"{error.name} is not installed: pip install 'toc[reconcile]'"
-        ) from None
+    root = require_archive(settings)
+    from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
+    from toc.reconcile.archive_maintenance import maintain_tables  # noqa: PLC0415 - too
+
     lines: list[str] = []
     result = archive_ended_jobs(session, settings, clock, lines.append)
-    failed = care_for_tables(settings.reconcile.archive)
+    failed = maintain_tables(root)
     is_good = result.is_good and not failed
     code = NO if result.has_differences else OK if is_good else UNAVAILABLE
     return code, [*lines, *failed]

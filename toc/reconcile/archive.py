@@ -12,7 +12,7 @@ One database after the other, some days before the purger may delete its jobs:
 4. One commit adds all files to the table, and sets the table's time.
 5. The time in the row is advanced; from then on the purger may delete.
 
-A run that is killed before step 4 leaves files that no commit names; the vacuum deletes them (archive_care).
+A run that is killed before step 4 leaves files that no commit names; `archive_maintenance` deletes them.
 `archive_commits` explains why no row can be in the table twice.
 """
 
@@ -47,10 +47,9 @@ from toc.store import archive_status
 from toc.store.archive_status import EndedJobWindow
 from toc.store.biz_types import read_known_types
 from toc.store.column_types import sql_time_of_ms
-from toc.store.database_metadata import DATABASE_ID, DatabaseMetadata
+from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS, HOUR_MS
-from toc.store.recorded_meta import read_recorded_meta
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -144,8 +143,7 @@ def begin_in_new_folder(settings: Settings, clock: Clock) -> dict[int, int]:
     ):
         for database in databases:
             DatabaseMetadata(databases).verify_and_record_meta(settings.facts, [database])
-            database_id = read_recorded_meta(database)[DATABASE_ID]
-            table = ArchiveTable(settings.reconcile.archive, JOBS, database.index, database_id)
+            table = ArchiveTable.of_database(settings.reconcile.archive, JOBS, database)
             status = archive_status.read_archive_status(database)
             if status is not None and table.until_ms < status.until_ms:
                 status = archive_status.begin_archive_run(database)
@@ -195,14 +193,13 @@ class _ArchiveRun:
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
         DatabaseMetadata(databases).verify_and_record_meta(self._settings.facts, [database])
-        database_id = read_recorded_meta(database)[DATABASE_ID]
         until_ms = archive_cutoff_ms(
             database.now_ms(), self._settings.retention.shortest_retention_days
         )
         if not until_ms:
             self._report_progress(database, "nothing is ever purged, so nothing is archived")
             return
-        table = ArchiveTable(self._settings.reconcile.archive, JOBS, database.index, database_id)
+        table = ArchiveTable.of_database(self._settings.reconcile.archive, JOBS, database)
         status = archive_status.read_archive_status(database)
         table.refuse_other_origin(status)
         if status is None or until_ms > status.until_ms:

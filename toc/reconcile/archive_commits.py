@@ -33,6 +33,9 @@ from toc.reconcile.delta_tables import (
 )
 from toc.store.archive_status import ARCHIVED, ArchiveStatus
 from toc.store.column_types import sql_time_of_ms
+from toc.store.database_metadata import DATABASE_ID
+from toc.store.databases import Database
+from toc.store.recorded_meta import read_recorded_meta
 
 
 class CannotArchive(TocError):
@@ -56,6 +59,11 @@ class ArchiveTable:
 
     def __post_init__(self) -> None:
         self._table = open_table(self.root, self.spec)
+
+    @classmethod
+    def of_database(cls, root: str, spec: TableSpec, database: Database) -> ArchiveTable:
+        """Opens the table for a database that was set up, which is asked for its id."""
+        return cls(root, spec, database.index, read_recorded_meta(database)[DATABASE_ID])
 
     @property
     def url(self) -> str:
@@ -95,12 +103,13 @@ class ArchiveTable:
             # Perhaps a run has committed and then moved the mark since the table was opened.
             self._table = DeltaTable(self.url)
             if status.until_ms > self.until_ms:
-                raise self._behind_error(status)
+                raise self._lacking_rows_error(status)
 
-    def _behind_error(self, status: ArchiveStatus) -> CannotArchive:
-        has = f"until {sql_time_of_ms(self.until_ms)}" if self.until_ms else "nothing"
+    def _lacking_rows_error(self, status: ArchiveStatus) -> CannotArchive:
+        until = sql_time_of_ms(self.until_ms) if self.until_ms else ""
+        has = f"has only jobs that ended before {until}" if until else "has no jobs"
         return CannotArchive(
-            f"{self.url} has {has} of database {self.database}, but {ARCHIVED} in its toc_meta says that "
+            f"{self.url} {has} of database {self.database}, but {ARCHIVED} in its toc_meta says that "
             f"jobs until {sql_time_of_ms(status.until_ms)} are archived. Is the folder mounted, and is it "
             "the right one? If the archive shall go on in a new folder, run `toc archive begin` "
             "(docs/how-to/archive.md)"

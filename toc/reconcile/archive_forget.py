@@ -5,12 +5,14 @@ table shows them. Files of runs that were killed before their commit may have th
 if its run can commit no more: to make this certain, a new run is begun for its database.
 
 Neither the log of a table nor the statistics in it have business ids. A compaction or a deletion that is
-killed just now may leave a file; the vacuum of the nightly run deletes it after a week (archive_care).
+killed just now may leave a file; the vacuum of the nightly run deletes it after a week (archive_maintenance).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from urllib.parse import unquote
 
 from deltalake import DeltaTable, QueryBuilder
@@ -20,12 +22,17 @@ from pyarrow import fs
 from toc.domain.biz_ids import BusinessId
 from toc.reconcile.archive_commits import ArchiveTable
 from toc.reconcile.archive_tables import TABLES
-from toc.reconcile.delta_tables import TableSpec, find_table, open_files, repeat_commit, table_url
+from toc.reconcile.delta_tables import (
+    TableSpec,
+    find_table,
+    open_files,
+    repeat_commit,
+    require_table,
+    table_url,
+)
 from toc.runtime.private_files import private_umask
 from toc.store.archive_status import begin_archive_run, read_archive_status
-from toc.store.database_metadata import DATABASE_ID
 from toc.store.databases import Databases
-from toc.store.recorded_meta import read_recorded_meta
 
 IDS_MAX = 1000
 """Job ids of one commit."""
@@ -49,18 +56,17 @@ def forget_business(
 ) -> dict[str, int]:
     """Deletes the rows of a business id; returns how many rows of each table.
 
-    `actor`: in the history of the table, which has not the id. Raises DELTA_ERRORS, StoreUnavailable, and
-    CannotArchive if a run of the archive has just begun. Can be repeated after an error.
+    `actor`: who asked; the history of the table names the actor, and not the business id. Raises
+    DELTA_ERRORS, StoreUnavailable, and CannotArchive if a run of the archive has just begun. Can be repeated
+    after an error.
     """
     deleted = {}
     with private_umask():
         for spec in TABLES:
             if find_table(root, spec.name) is None:
                 continue
-            deleted[spec.name] = repeat_commit(
-                lambda spec=spec: _delete_rows(root, spec, business, actor)  # type: ignore[misc]
-            )
-            _require_table(root, spec).vacuum(
+            deleted[spec.name] = _delete_rows(root, spec, business, actor)
+            require_table(root, spec.name).vacuum(
                 # Only files that commits have removed; a run in progress has files that none names yet.
                 retention_hours=0, dry_run=False, enforce_retention_duration=False, full=False
             )  # fmt: skip
@@ -71,18 +77,16 @@ def forget_business(
 def _delete_rows(root: str, spec: TableSpec, business: BusinessId, actor: str) -> int:
     """Deletes by job_id: delta-rs writes the condition into the log, where the business id must not be."""
     query = f"SELECT DISTINCT job_id FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
-    job_ids = sorted(_query_table(_require_table(root, spec), query))
-    deleted = 0
-    for start in range(0, len(job_ids), IDS_MAX):
-        some = ", ".join(map(str, job_ids[start : start + IDS_MAX]))
-        done = _require_table(root, spec).delete(
-            f"job_id IN ({some})",
-            commit_properties=CommitProperties(
-                custom_metadata={"toc": f"rows of a business id deleted by {actor}"}
-            ),
-        )
-        deleted += int(done["num_deleted_rows"])
-    return deleted
+    job_ids = sorted(_query_table(require_table(root, spec.name), query))
+    about = CommitProperties(custom_metadata={"toc": f"rows of a business id deleted by {actor}"})
+
+    def delete_jobs(some: Sequence[int]) -> int:
+        condition = f"job_id IN ({', '.join(map(str, some))})"
+        done = require_table(root, spec.name).delete(condition, commit_properties=about)
+        return int(done["num_deleted_rows"])
+
+    parts = [job_ids[start : start + IDS_MAX] for start in range(0, len(job_ids), IDS_MAX)]
+    return sum(repeat_commit(partial(delete_jobs, part)) for part in parts)
 
 
 def _query_table(table: DeltaTable, query: str) -> list[int]:
@@ -97,8 +101,7 @@ def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases)
         status = read_archive_status(databases[index])
         if status is None:
             continue
-        database_id = read_recorded_meta(databases[index])[DATABASE_ID]
-        table = ArchiveTable(root, spec, index, database_id)
+        table = ArchiveTable.of_database(root, spec, databases[index])
         table.refuse_other_origin(status)
         mine = begin_archive_run(databases[index])
         table.begin_run(mine.begun)
@@ -110,7 +113,7 @@ def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases)
 
 
 def _files_of_no_commit(root: str, spec: TableSpec, files: fs.FileSystem) -> dict[int, list[str]]:
-    """By database: (path, number of the run) of files of the archive's runs that no commit names."""
+    """By database: the paths of the files that its runs wrote, and that no commit names."""
     named, found = _named_files(root, spec), dict[int, list[str]]()
     for info in files.get_file_info(fs.FileSelector("", recursive=True)):
         match = _RUN_FILE.fullmatch(info.base_name)
@@ -121,14 +124,8 @@ def _files_of_no_commit(root: str, spec: TableSpec, files: fs.FileSystem) -> dic
 
 def _named_files(root: str, spec: TableSpec) -> set[str]:
     """The paths in the table of the files that its newest version has."""
-    paths = _require_table(root, spec).get_add_actions().column("path").to_pylist()
+    paths = require_table(root, spec.name).get_add_actions().column("path").to_pylist()
     return {*paths, *map(unquote, paths)}  # the log has them as parts of a URL
-
-
-def _require_table(root: str, spec: TableSpec) -> DeltaTable:
-    table = find_table(root, spec.name)
-    assert table is not None  # noqa: S101 - the caller has found it
-    return table
 
 
 def _sql_condition(business: BusinessId) -> str:

@@ -93,6 +93,11 @@ def find_table(root: str, name: str) -> DeltaTable | None:
         return None
 
 
+def require_table(root: str, name: str) -> DeltaTable:
+    """Opens a table that exists, at its newest version. Raises DELTA_ERRORS."""
+    return DeltaTable(table_url(root, name))
+
+
 def open_table(root: str, spec: TableSpec) -> DeltaTable:
     """Opens a table at its newest version; makes it, or adds columns to it, if necessary.
 

@@ -14,13 +14,13 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from toc.reconcile.archive_care import (
+from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
+from toc.reconcile.archive_maintenance import (
     UNNAMED_FILES_H,
-    care_for_tables,
     compact_days,
     delete_unnamed_files,
+    maintain_tables,
 )
-from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
 from toc.reconcile.archive_tables import JOBS
 from toc.reconcile.delta_tables import open_table
 
@@ -69,11 +69,11 @@ def _all_rows(root: str) -> list[dict[str, Any]]:
 def test_the_files_of_a_day_and_type_become_one_and_no_row_changes(root: str) -> None:
     before = _all_rows(root)
     assert (len(before), len(_table(root).file_uris())) == (90, 18)
-    assert care_for_tables(root) == []
+    assert maintain_tables(root) == []
     assert len(_table(root).file_uris()) == 6
     assert _all_rows(root) == before
     version = _table(root).version()
-    care_for_tables(root)
+    maintain_tables(root)
     compacted = [one for one in _table(root).history() if one["operation"] == "OPTIMIZE"]
     assert len(compacted) == 3  # a day each, and none again
     assert _table(root).version() >= version
@@ -105,7 +105,7 @@ def test_after_compaction_checkpoint_and_clean_up_an_earlier_run_is_still_refuse
     frozen.begin_run(7)
     later.begin_run(8)
     later.commit_files([], 1000)
-    care_for_tables(root)
+    maintain_tables(root)
     table = _table(root)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     _table(root).create_checkpoint()
@@ -120,13 +120,13 @@ def test_after_compaction_checkpoint_and_clean_up_an_earlier_run_is_still_refuse
 
 def test_a_table_that_cannot_be_compacted_is_told_and_raises_nothing(root: str) -> None:
     Path(_table(root).file_uris()[0].removeprefix("file://")).unlink()
-    (line,) = care_for_tables(root)
-    assert line.startswith("archive, care of the table jobs: ")
+    (line,) = maintain_tables(root)
+    assert line.startswith("archive, maintenance of the table jobs: ")
     assert "the next run tries again" in line
 
 
 def test_an_empty_folder_needs_no_care(tmp_path: Path) -> None:
-    assert care_for_tables(str(tmp_path)) == []
+    assert maintain_tables(str(tmp_path)) == []
 
 
 def test_a_file_that_this_process_does_not_see_is_not_committed(root: str) -> None:

@@ -1,4 +1,4 @@
-"""Care of the archive's tables: small files of a day become larger ones, and files without a commit go.
+"""Maintenance of the archive's tables: merges small files of a day, and deletes files that no commit names.
 
 Each run of the archive adds at least one file to a table for each day, type and database. Compaction writes
 the rows of a day and type into few files, in one commit that changes no row; the archive's numbers of runs
@@ -22,6 +22,7 @@ from toc.reconcile.delta_tables import (
     describe_delta_error,
     find_table,
     repeat_commit,
+    require_table,
 )
 from toc.runtime.private_files import private_umask
 
@@ -39,7 +40,7 @@ UNNAMED_FILES_H = 168
 `reconcile.nightly_s_max` is a day at most. With 'none', no run may take so long."""
 
 
-def care_for_tables(root: str) -> list[str]:
+def maintain_tables(root: str) -> list[str]:
     """Compacts and vacuums all tables of the archive in `root`; returns a line for each table that fails.
 
     Never raises for errors of a store.
@@ -48,24 +49,23 @@ def care_for_tables(root: str) -> list[str]:
     for spec in TABLES:
         try:
             with private_umask():
-                table = find_table(root, spec.name)
-                if table is not None:
+                if find_table(root, spec.name) is not None:
                     compact_days(root, spec.name)
                     delete_unnamed_files(root, spec.name)
         except DELTA_ERRORS as error:
             failed.append(
-                f"archive, care of the table {spec.name}: {describe_delta_error(error)}. Nothing is lost; "
-                "the next run tries again"
+                f"archive, maintenance of the table {spec.name}: {describe_delta_error(error)}. Nothing is "
+                "lost; the next run tries again"
             )
     return failed
 
 
 def compact_days(root: str, name: str, days_max: int = COMPACTED_DAYS_MAX) -> None:
     """Compacts the days that have several files of one type, newest first; at most `days_max` of them."""
-    table = _require_table(root, name)
+    table = require_table(root, name)
     for day in _days_with_small_files(table)[:days_max]:
         repeat_commit(
-            lambda day=day: _require_table(root, name).optimize.compact(  # type: ignore[misc]
+            lambda day=day: require_table(root, name).optimize.compact(  # type: ignore[misc]
                 partition_filters=[(DAY, "=", day.isoformat())],
                 target_size=COMPACTED_BYTES,
                 max_concurrent_tasks=1,
@@ -76,7 +76,7 @@ def compact_days(root: str, name: str, days_max: int = COMPACTED_DAYS_MAX) -> No
 
 def delete_unnamed_files(root: str, name: str, hours: int = UNNAMED_FILES_H) -> Sequence[str]:
     """Deletes files that no commit of the last `hours` names; returns their paths in the table."""
-    return _require_table(root, name).vacuum(
+    return require_table(root, name).vacuum(
         retention_hours=hours, dry_run=False, enforce_retention_duration=False, full=True
     )
 
@@ -95,9 +95,3 @@ def _days_with_small_files(table: DeltaTable) -> list[date]:
     place = list(table.metadata().partition_columns).index(DAY)
     days = {str(partition[place]) for partition, files in small.items() if files > 1}
     return [date.fromisoformat(day) for day in sorted(days, reverse=True)]
-
-
-def _require_table(root: str, name: str) -> DeltaTable:
-    table = find_table(root, name)
-    assert table is not None  # noqa: S101 - the caller has found it
-    return table
