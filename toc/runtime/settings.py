@@ -42,6 +42,7 @@ from toc.domain.secret_masking import is_secret_name, mask_secrets
 from toc.errors import SettingsError
 from toc.runtime.setting_groups import (
     OVERDUE_S,
+    CatalogueSettings,
     ClusterSettings,
     HttpSettings,
     LeaseSettings,
@@ -133,6 +134,7 @@ class Settings(BaseSettings):
     limits: LimitSettings = LimitSettings()
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
+    catalogue: CatalogueSettings = CatalogueSettings()
 
     @model_validator(mode="before")
     @classmethod
