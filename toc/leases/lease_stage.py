@@ -99,13 +99,13 @@ class LeaseStage(Service):
             except IndexError:  # another thread was faster
                 return
             self._put_back_whole(batch)
-            self._permits_of(batch.topic).return_permits(self._database.index, batch.permits)
+            self._return_permits(batch)
             if batch.answer is not None:
                 batch.answer.set_answer(0)
 
     def _handle_batch(self, batch: JobBatch) -> None:
         one = _LeaseBatch(self._database, self._context, self._expired, self._reoffers, batch)
-        permits, failure = self._permits_of(batch.topic), None
+        permits, failure = batch.permits, None
         try:
             if self._context.outages.is_database_down(self._database.index):
                 self._put_back_whole(batch)
@@ -114,8 +114,8 @@ class LeaseStage(Service):
                 one.distribute_rows()
             finally:
                 # Before the claim: from here on the places of the consumers are reserved instead.
-                permits.return_permits(self._database.index, batch.permits)
-                permits = None
+                self._return_permits(batch)
+                permits = 0
             one.claim_rows()
         except Exception as error:
             failure = error
@@ -127,10 +127,13 @@ class LeaseStage(Service):
         else:
             self._context.outages.record_answer(self._database.index)
         finally:
-            if permits is not None:
-                permits.return_permits(self._database.index, batch.permits)
+            if permits:
+                self._return_permits(batch)
             if batch.answer is not None:
                 batch.answer.set_answer(one.leased, failure)
+
+    def _return_permits(self, batch: JobBatch) -> None:
+        self._permits_of(batch.topic).return_permits(self._database.index, batch.permits)
 
     def _put_back_whole(self, batch: JobBatch) -> None:
         """Returns the ids of a popped batch to Redis, due as before."""

@@ -116,20 +116,19 @@ class Settlement:
     # ---- the verbs
 
     def _finish(self, held: Sequence[_Held]) -> Results:
-        outcomes = {
-            each: Outcome(each.job.job_id, each.item.token, OutcomeKind.DONE) for each in held
-        }
-        return self._settle(outcomes)
+        return self._settle([(each, self._outcome(each, OutcomeKind.DONE)) for each in held])
 
     def _fail(self, held: Sequence[_Held]) -> Results:
         now_ms = self._now_ms()
-        return self._settle({each: self._outcome_of_failure(each, now_ms) for each in held})
+        return self._settle([(each, self._outcome_of_failure(each, now_ms)) for each in held])
 
     def _release(self, held: Sequence[_Held]) -> Results:
-        outcomes = {
-            each: Outcome(each.job.job_id, each.item.token, OutcomeKind.GIVE_BACK) for each in held
-        }
+        outcomes = [(each, self._outcome(each, OutcomeKind.GIVE_BACK)) for each in held]
         return self._settle(outcomes, done="released")
+
+    @staticmethod
+    def _outcome(held: _Held, kind: OutcomeKind) -> Outcome:
+        return Outcome(held.job.job_id, held.item.token, kind)
 
     def _outcome_of_failure(self, held: _Held, now_ms: int) -> Outcome:
         """Another attempt by the type's retry policy, or a burial after the last attempt."""
@@ -147,10 +146,14 @@ class Settlement:
         due_ms = now_ms + 1 + math.ceil(delay_s * 1000)
         return Outcome(job.job_id, item.token, OutcomeKind.RETRY, due_ms=due_ms, error=item.reason)
 
-    def _settle(self, outcomes: Mapping[_Held, Outcome], done: LeaseOutcome = "settled") -> Results:
-        settled = self._context.claims.settle_jobs(self._database, list(outcomes.values()))
+    def _settle(
+        self, outcomes: Sequence[tuple[_Held, Outcome]], done: LeaseOutcome = "settled"
+    ) -> Results:
+        settled = self._context.claims.settle_jobs(
+            self._database, [outcome for _, outcome in outcomes]
+        )
         acks, results = list[Ack](), Results()
-        for (item, job), outcome in outcomes.items():
+        for (item, job), outcome in outcomes:
             if (outcome.job_id, outcome.token) not in settled:
                 results[item] = ItemResult(item.job_id, "lost")
                 metrics.STALE.inc()
