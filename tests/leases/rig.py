@@ -28,6 +28,7 @@ from toc.store import migrate
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypes
+from toc.timer.reminder import Reminder
 
 T = TypeVar("T")
 
@@ -76,7 +77,9 @@ class LeaseRig:
             "namespace": namespace[:32],
             "shards": 4,
             "read_timeout_s": 10,
-            "timer": TimerSettings(**{"slow_poll_s": 0.1, "load_tick_s": 0.5} | (timer or {})),
+            "timer": TimerSettings(
+                **{"slow_poll_s": 0.1, "load_tick_s": 0.5, "stay_s": 300} | (timer or {})
+            ),
             "scanner": ScannerSettings(**{"grace_s": 3600, "tick_s": 0.2} | (scanner or {})),
             "worker": WorkerSettings(lease_s=3, lease_margin_s=1, settle_wait_ms=0),
             **settings,
@@ -187,12 +190,15 @@ class LeaseRig:
     def statuses(self, job_ids: Sequence[int]) -> list[Status]:
         return [self.row(job_id).status for job_id in job_ids]
 
-    def end_lease(self, job_id: int) -> None:
-        """Makes the lease of a running job end a second ago, as if the time had passed."""
-        ago = "UTC_TIMESTAMP(3) - INTERVAL 1 SECOND"
+    def expire(self, job_id: int, seconds_ago: int = 1) -> None:
+        """Makes the lease of a running job end so many seconds ago, as if the time had passed."""
+        ago = f"UTC_TIMESTAMP(3) - INTERVAL {seconds_ago:d} SECOND"
         self.sql(
             job_id, f"UPDATE {{table}} SET lease_end_time = {ago} WHERE job_id = :id", id=job_id
         )
+        reminders = self.center._open_connections().reminders
+        assert reminders is not None
+        reminders.arm(self.settings.topic_of_biz_type(TYPE), [Reminder(1, job_id)])
 
 
 def sees_tenant(tenant: str | None) -> Callable[[Job], bool]:

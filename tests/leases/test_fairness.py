@@ -12,7 +12,9 @@ from tests.leases.conftest import MakeLeaseRig
 from tests.leases.rig import TYPE, LeaseRig, sees_tenant
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
+from toc.domain.pull_types import topic_of_pull_type
 from toc.errors import InvalidInput
+from toc.leases.expired_leases import BURY_AFTER_MS, ExpiredLeases
 from toc.leases.settlement import LeaseItem
 
 
@@ -54,6 +56,34 @@ def test_consumers_share_a_backlog_whatever_their_maximum(rig: LeaseRig) -> None
     )
     got = [call.result(100) for call in calls]
     assert all(got)  # each gets a part, though the first could have taken all
+    tokens = [{job.token for job in jobs} for jobs in got]
+    assert not tokens[0] & tokens[1]  # none can settle the jobs of the other one
+
+
+def test_only_wanted_jobs_leave_the_queue_and_none_stays_popped(rig: LeaseRig) -> None:
+    server, idle = rig.replica(), rig.replica()
+    job_ids = rig.schedule(20)
+    (job,) = rig.lease(server)
+    reminders = rig.node_of(server).reminders
+    assert reminders is not None
+    topic = topic_of_pull_type(TYPE)
+    wait_until(lambda: reminders.read_queue_sizes(topic, range(4)).out == 0, "an empty queue")
+    assert reminders.read_queue_sizes(topic, range(4)).armed == 20
+    assert [i for i in job_ids if rig.row(i).status is not Status.PENDING] == [job.job_id]
+    assert not idle._sources._types[TYPE].pollers  # nobody has waited there
+
+
+def test_a_last_lease_is_buried_only_after_a_give_back_can_come(rig: LeaseRig) -> None:
+    rig.declare("once", max_attempts=1)
+    server = rig.replica()
+    (job_id,) = rig.schedule(biz_type="once")
+    (job,) = rig.lease(server, types=["once"])
+    database = rig.node_of(server).databases[0]
+    rows = server._context.claims.read_rows(database, {rig.shard(job_id): [job_id]})
+    end_ms = round(job.lease_until.timestamp() * 1000)
+    expired = ExpiredLeases(database, server._context)
+    assert expired.takeable_from_ms(rows[job_id], "once") == end_ms + BURY_AFTER_MS
+    assert expired.takeable_from_ms(rows[job_id], TYPE) == end_ms  # it has attempts left
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["before the claim", "with its jobs"])

@@ -22,6 +22,12 @@ def test_a_waiting_consumer_gets_a_job_that_becomes_due(rig: LeaseRig) -> None:
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 1, job.token)
     assert row.due_ms == round(job.lease_until.timestamp() * 1000)
+    ((seconds,),) = rig.sql(
+        job_id,
+        "SELECT TIMESTAMPDIFF(SECOND, claim_time, lease_end_time) FROM {table} WHERE job_id = :id",
+        id=job_id,
+    )
+    assert seconds == 30
     assert rig.settle(server.finish, job) == ["settled"]
     assert rig.row(job_id).status is Status.DONE
 
