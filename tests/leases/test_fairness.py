@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
@@ -86,23 +87,45 @@ def test_a_last_lease_is_buried_only_after_a_give_back_can_come(rig: LeaseRig) -
     assert expired.takeable_from_ms(rows[job_id], TYPE) == end_ms  # it has attempts left
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["before the claim", "with its jobs"])
-def test_the_jobs_of_a_consumer_that_vanishes_are_given_back_at_once(
-    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch, waits: bool
+def test_a_job_claimed_for_a_consumer_that_has_vanished_is_given_back(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = rig.replica(), rig.replica()
     claims = one._context.claims
     claim = claims.claim_for_consumers
 
-    def cancel_and_claim(*arguments: Any) -> Any:
+    def claim_after_the_call_has_ended(*arguments: Any) -> Any:
         call.cancel()
-        if waits:
-            wait_until(lambda: one.waiters_count == 0, "the call to end")
+        wait_until(lambda: one.waiters_count == 0, "the call to end")
         return claim(*arguments)
 
-    monkeypatch.setattr(claims, "claim_for_consumers", cancel_and_claim)
+    monkeypatch.setattr(claims, "claim_for_consumers", claim_after_the_call_has_ended)
     call = rig.waits(one, 2)
     (job_id,) = rig.schedule()
+    with pytest.raises(CancelledError):
+        call.result(100)
+    (job,) = rig.lease(two)
+    assert (job.job_id, job.attempt) == (job_id, 1)
+
+
+def test_the_job_of_a_call_that_is_cancelled_before_it_returns_is_given_back(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = rig.replica(), rig.replica()
+    room, delivered = one._context.room, threading.Event()
+    deliver = room.deliver_jobs
+
+    def deliver_while_the_call_cannot_go_on(*arguments: Any) -> Any:
+        rig.consumers.loop.call_soon_threadsafe(delivered.wait, 60)
+        call.cancel()
+        left = deliver(*arguments)
+        delivered.set()
+        return left
+
+    monkeypatch.setattr(room, "deliver_jobs", deliver_while_the_call_cannot_go_on)
+    call = rig.waits(one, 2)
+    (job_id,) = rig.schedule()
+    assert delivered.wait(60)
     with pytest.raises(CancelledError):
         call.result(100)
     (job,) = rig.lease(two)

@@ -19,6 +19,7 @@ from tests.servers.endpoint import Endpoint
 from tests.worker.rig import Outage
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
+from toc.domain.pull_types import topic_of_pull_type
 from toc.leases.waiter import LeasedJob
 
 REPLICA = """
@@ -117,11 +118,19 @@ def test_without_redis_the_scanner_finds_the_jobs(make_rig: MakeLeaseRig) -> Non
 
 
 def test_a_row_without_a_reminder_is_found_by_the_scanner(make_rig: MakeLeaseRig) -> None:
-    rig = make_rig(scanner={"grace_s": 0.5, "tick_s": 0.2})
+    rig = make_rig(scanner={"grace_s": 0.5, "tick_s": 0.2}, timer={"horizon_s": 10})
     rig.declare()
     server = rig.replica()
-    rig.settings.pull_types.replace_names([])  # a client that does not know of the declaration yet
-    (job_id,) = rig.schedule()
+    (job_id,) = rig.schedule(action_time=timedelta(seconds=1))
+    reminders, topic = rig.node_of(server).reminders, topic_of_pull_type(TYPE)
+    assert reminders is not None
+
+    def is_loaded() -> bool:
+        marks = reminders.read_marks(topic, [rig.shard(job_id)])[rig.shard(job_id)]
+        return marks.by_shard.get(rig.shard(job_id), "").endswith(f" {job_id}")
+
+    wait_until(is_loaded, "the loader")  # it does not load the row again
+    reminders.ack(topic, [job_id])
     (job,) = rig.lease(server)
     assert job.job_id == job_id
 

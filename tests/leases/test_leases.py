@@ -28,8 +28,11 @@ def test_a_waiting_consumer_gets_a_job_that_becomes_due(rig: LeaseRig) -> None:
         id=job_id,
     )
     assert seconds == 30
+    # The timer fires when the lease ends, and is deleted when the job is done.
+    assert rig.armed_ms(job_id) == row.due_ms
     assert rig.settle(server.finish, job) == ["settled"]
     assert rig.row(job_id).status is Status.DONE
+    wait_until(lambda: rig.armed_ms(job_id) is None, "the ack")
 
 
 def test_any_replica_settles_and_the_answer_is_the_same_twice(rig: LeaseRig) -> None:

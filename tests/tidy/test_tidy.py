@@ -100,6 +100,8 @@ MAY_READ_CLOCKS = {
 }
 MAY_DRAW = {
     "toc/center/connections.py": "where a process' ids start",
+    "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
+    "toc/node/lease_node.py": "hands a Random to the lease server",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",
