@@ -53,6 +53,7 @@ from toc.runtime.setting_groups import (
     WorkerSettings,
 )
 from toc.runtime.urls import check_mysql_driver, check_redis_url, parse_database_url
+from toc.runtime.web_settings import WebSettings
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
@@ -128,6 +129,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     limits: LimitSettings = LimitSettings()
+    web: WebSettings = WebSettings()
 
     @model_validator(mode="before")
     @classmethod
