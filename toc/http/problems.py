@@ -6,6 +6,7 @@ own input keep their text. A problem's `code` is stable, and clients should deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from toc.errors import (
     NotFound,
     StoreUnavailable,
     TocError,
+    TooManyCalls,
     Unauthenticated,
 )
 
@@ -95,6 +97,21 @@ def problem_of(error: BaseException) -> Problem:
     """The problem that an error is told as. Everything without a line in the table is an internal error."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, TooManyCalls):
+        return Problem(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            error.code,
+            "too many calls: try again later",
+            headers={"Retry-After": str(math.ceil(error.retry_after_s))},
+            rule=f"web.limits.{error.limit}",
+        )
+    if isinstance(error, TimeoutError):
+        return Problem(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "deadline",
+            "the call took too long; it may have taken effect, and may be repeated",
+            headers=_RETRY,
+        )
     for kind, how in _KINDS.items():
         if isinstance(error, kind):
             facts = {name: getattr(error, name) for name in how.facts}
