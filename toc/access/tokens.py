@@ -102,7 +102,9 @@ class TokenStore:
             raise InvalidInput("expires", str(expires_in), rule)
         valid = sum(token.is_valid for token in self.list())
         if valid >= self._tokens_max:
-            rule = f"there are {valid} valid tokens, and web.limits.tokens allows {self._tokens_max}"
+            rule = (
+                f"there are {valid} valid tokens, and web.limits.tokens allows {self._tokens_max}"
+            )
             raise InvalidInput("owner", owner, rule)
         token_id, text = make_token_text()
         now_ms = self._databases.now_ms()

@@ -18,7 +18,6 @@ from toc.http.backend import Backend
 from toc.http.call import Call, Reply, Route
 from toc.http.endpoint import Endpoint, problem_response
 from toc.http.front_door import REQUEST_ID, FrontDoor
-from toc.http.models import ProblemOut
 from toc.http.openapi import make_openapi
 from toc.http.problems import Problem
 from toc.http.routes import ROUTES
@@ -31,9 +30,9 @@ OPENAPI_PATH = "/v1/openapi.json"
 def make_app(settings: Settings | None = None, *, clock: Clock | None = None) -> Starlette:
     """Makes the app; it connects when its lifespan starts, or at the first call.
 
-    settings: default from toc.toml and TOC_… variables. Mounted into another app, it is served under the mount's
-    path; that app should run this app's lifespan (`app.router.lifespan_context`), which writes the audit at the
-    end. Raises SettingsError.
+    settings: default from toc.toml and TOC_… variables. Mounted into another app, it is served under the
+    mount's path; that app should run this app's lifespan (`app.router.lifespan_context`), which writes the
+    audit at the end. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
     document = make_openapi(ROUTES)
@@ -79,6 +78,3 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
 async def _answer_error(request: Request, error: Exception) -> Response:
     problem = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "the server failed")
     return problem_response(problem, request.scope.get(REQUEST_ID))
-
-
-_ = ProblemOut

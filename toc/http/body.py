@@ -26,7 +26,7 @@ async def read_body(
     *,
     needed: bool,
 ) -> BaseModel:
-    """The body as one of the models: of several, the last one that has all names of the document, else the first.
+    """The body as one of the models: of several, the last one that has a name of the document, else the first.
 
     needed: False: an empty body is an empty object. Raises Problem.
     """
@@ -72,9 +72,7 @@ def read_query(request: Request, known: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _choose_model(
-    models: Sequence[type[BaseModel]], document: dict[str, Any]
-) -> type[BaseModel]:
+def _choose_model(models: Sequence[type[BaseModel]], document: dict[str, Any]) -> type[BaseModel]:
     for model in reversed(models[1:]):
         if document.keys() & model.model_fields.keys():
             return model
@@ -92,7 +90,9 @@ def _make_model(model: type[BaseModel], document: dict[str, Any]) -> BaseModel:
                 path += f"[{part}]"
             elif part in model.model_fields or not path or path.endswith("]"):
                 path += f".{part}" if path else str(part)
-        rule = first["msg"] if first["type"] != "extra_forbidden" else "is not a name of this document"
+        rule = (
+            first["msg"] if first["type"] != "extra_forbidden" else "is not a name of this document"
+        )
         raise invalid(path[:FIELD_CHARS_MAX] or "body", rule[:300]) from None
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Call:
     """A call whose caller is known and whose body is checked.
 
-    path: the parameters of the path. query: those behind "?", each once. body: the model; None: none is needed.
+    path: the parameters of the path. query: those behind "?", each once. body: the model; None: it has none.
     """
 
     request: Request
@@ -54,10 +54,10 @@ Action = Callable[["Backend", Call], Awaitable[Reply]]
 class Route:
     """A line of the table of routes.
 
-    scope: what the token must have; None: nobody needs a token. bodies: the models of the body, of which the first
-    that fits the names is taken; none: the route has no body. needs_body: False: it may be left out.
-    query: names that may stand behind "?", with their description. problems: statuses beside the usual ones.
-    audited: whether calls are recorded. is_long_poll: it has a deadline of its own.
+    scope: what the token must have; None: nobody needs a token. bodies: the models of the body; none: the
+    route has no body. needs_body: False: it may be left out. query: names that may stand behind "?", with
+    their description. problems: statuses beside the usual ones. audited: the action's name in the audit;
+    None: calls that succeed are not recorded. is_long_poll: it has a deadline of its own.
     """
 
     method: str

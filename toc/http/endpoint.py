@@ -1,7 +1,7 @@
 """What happens with each call: identity, scope, limits, body, deadline, audit; and errors become problems.
 
-The order matters: nothing of a body is read for a caller who is not known, and a call that changes jobs has its
-place in the audit before it changes any.
+The order matters: nothing of a body is read for a caller who is not known, and a call that changes jobs has
+its place in the audit before it changes any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -71,7 +71,7 @@ class Endpoint:
         except (Problem, TocError, TimeoutError) as error:
             problem = problem_of(error)
             if problem.code == "internal":
-                log.error("call %s failed: %s", request_id, error, exc_info=error)
+                log.exception("call %s failed", request_id)
             self._record_problem(place, caller, address, problem, request)
             return problem_response(problem, request_id, headers)
         except ClientDisconnect:
@@ -195,8 +195,8 @@ class Endpoint:
 def is_local(request: Request) -> bool:
     """Whether the call comes from a program on this machine, as far as one can tell.
 
-    A proxy on this machine connects from loopback too, and so does a web page in a browser here: their calls have
-    headers of their own, or another Host.
+    A proxy on this machine connects from loopback too, and so does a web page in a browser here: their calls
+    have headers of their own, or another Host.
     """
     client = request.client
     try:

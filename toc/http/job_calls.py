@@ -1,7 +1,8 @@
 """The actions that schedule and read jobs.
 
 A single job without a key is written together with those of other calls that wait at the same time, as
-`AsyncTimeoutCenter` does. Names of Python's arguments become those of HTTP: attribute is payload, dedup_key is key.
+`AsyncTimeoutCenter` does. Python's names of arguments become those of HTTP: attribute is payload, dedup_key is
+key.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from toc.access.caller import Caller
 from toc.center.job_spec import JobSpec, When
 from toc.domain.biz_ids import check_business_id
 from toc.domain.job import Job, Scheduled
-from toc.errors import DuplicateJob, InvalidInput, NotFound, TocError
+from toc.errors import InvalidInput, NotFound, TocError
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
 from toc.http.declared import check_payload_of, not_allowed, require_type
@@ -78,10 +79,12 @@ async def _schedule_one(
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
         return Scheduled(job_id, "inserted")
-    schedule = functools.partial(
-        backend.center.schedule, wanted["biz_id"], when, details=True, on_duplicate=rule,
-        actor=caller.actor, **options,
-    )  # fmt: skip
+
+    def schedule() -> Scheduled:
+        return backend.center.schedule(
+            wanted["biz_id"], when, details=True, on_duplicate=rule, actor=caller.actor, **options
+        )
+
     return await backend.calls.run(index, schedule)
 
 
@@ -158,7 +161,9 @@ def _check_job(
     if idempotency_key is None:
         return wanted, rule
     if key is not None:
-        rule_of_keys = "must not be given with the header Idempotency-Key: a key makes the call idempotent"
+        rule_of_keys = (
+            "must not be given with the header Idempotency-Key: a key makes the call idempotent"
+        )
         raise InvalidInput("key", key, rule_of_keys)
     wanted["dedup_key"] = make_idempotent_key(idempotency_key)
     return wanted, "once"
@@ -237,6 +242,3 @@ def with_names_of_http(error: InvalidInput) -> InvalidInput:
     first, slash, rest = error.field.partition("/")
     name = first.rpartition(".")[2] if first.startswith("jobs[") else first
     return InvalidInput(_NAMES.get(name, name) + slash + rest, error.value, error.rule)
-
-
-__all__ = ["DuplicateJob", "find_jobs", "get_job", "read_job", "schedule_jobs"]

@@ -48,12 +48,11 @@ def parse_biz_id(value: int | str, is_text: bool | None, *, digits_are_text: boo
 
 def parse_when(action_time: str | None, delay: float | str | None) -> datetime | timedelta:
     """The time of a request: exactly one of both. Raises InvalidInput."""
-    if (action_time is None) == (delay is None):
-        raise InvalidInput("action_time", action_time, "give either action_time or delay")
-    if action_time is not None:
+    if action_time is not None and delay is None:
         return parse_action_time(action_time)
-    assert delay is not None
-    return parse_delay(delay)
+    if delay is not None and action_time is None:
+        return parse_delay(delay)
+    raise InvalidInput("action_time", action_time, "give either action_time or delay")
 
 
 def parse_limit(text: str | None, most: int) -> int:

@@ -1,13 +1,12 @@
 """The actions that change jobs, by their id or by their business key.
 
-A job_id can be guessed. So each verb reads the row, and asks whether the caller may change jobs of its type and
-tenant; both never change, so nothing can happen in between. A job that the caller may not change is answered as one
-that does not exist.
+A job_id can be guessed. So each verb reads the row, and asks whether the caller may change jobs of its type
+and tenant; both never change, so nothing can happen in between. A job that the caller may not change is
+answered as one that does not exist.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from toc.access.authorise import is_allowed
@@ -31,9 +30,7 @@ def _cancel(backend: Backend, call: Call, job_id: int) -> Answer:
 
 def _reschedule(backend: Backend, call: Call, job_id: int) -> Answer:
     when = parse_when(call.body.action_time, call.body.delay)
-    return backend.center.reschedule(
-        job_id, when, reason=call.body.reason, actor=call.caller.actor
-    )
+    return backend.center.reschedule(job_id, when, reason=call.body.reason, actor=call.caller.actor)
 
 
 def _redrive(backend: Backend, call: Call, job_id: int) -> Answer:
@@ -95,9 +92,7 @@ def change_by_key(
                     biz_id=biz_id, biz_type=biz_type, dedup_key=body.key, tenant=caller.tenant,
                     reason=body.reason, actor=caller.actor,
                 )  # fmt: skip
-            jobs = backend.center.find(
-                biz_id, biz_type, tenant=caller.tenant, dedup_key=body.key
-            )
+            jobs = backend.center.find(biz_id, biz_type, tenant=caller.tenant, dedup_key=body.key)
             job = choose(jobs)
             return Answer(AnswerKind.UNKNOWN) if job is None else change(backend, call, job.job_id)
 
@@ -138,6 +133,3 @@ def _reply(answer: Answer, target: str) -> Reply:
         target=target,
         rows_changed=int(answer.ok),
     )
-
-
-_ = functools

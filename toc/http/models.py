@@ -1,7 +1,7 @@
 """The documents of the HTTP interface. The OpenAPI page is made from these models.
 
-Requests are strict: an unknown name, or a text where a number is expected, is refused. Ids in answers are texts,
-since JavaScript has no 64-bit integers.
+Requests are strict: an unknown name, or a text where a number is expected, is refused. Ids in answers are
+texts, since JavaScript has no 64-bit integers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ BizId = Annotated[
     int | str,
     Field(
         description="The business id: an integer from 0 to 2^64-1, or a text of 1 to 64 characters. The "
-        "integer 42 and the text \"42\" are different businesses."
+        'integer 42 and the text "42" are different businesses.'
     ),
 ]
 IsText = Annotated[
     bool | None,
     Field(
-        description="false: a `biz_id` that is a text of digits means the integer, for languages without 64-bit "
-        "integers"
+        description="false: a `biz_id` that is a text of digits means the integer, for languages without "
+        "64-bit integers"
     ),
 ]
 Key = Annotated[
@@ -40,7 +40,10 @@ Reason = Annotated[
 ]
 ActionTime = Annotated[
     str | None,
-    Field(max_length=64, description="An RFC 3339 time, as 2026-01-31T18:00:00Z; the past means at once."),
+    Field(
+        max_length=64,
+        description="An RFC 3339 time, as 2026-01-31T18:00:00Z; the past means at once.",
+    ),
 ]
 Delay = Annotated[
     float | int | str | None,
@@ -72,7 +75,8 @@ class JobIn(_Request):
     action_time: ActionTime = None
     delay: Delay = None
     payload: Annotated[
-        dict[str, Any] | None, Field(description="A JSON object that the handler gets: `attribute`.")
+        dict[str, Any] | None,
+        Field(description="A JSON object that the handler gets: `attribute`."),
     ] = None
     key: Key = None
     on_duplicate: Annotated[
@@ -85,7 +89,8 @@ class JobsIn(_Request):
     """Several jobs. Each is authorised, checked and written for itself; each has its own result."""
 
     jobs: Annotated[
-        list[JobIn], Field(min_length=1, max_length=BULK_MAX, description="At most web.limits.bulk.")
+        list[JobIn],
+        Field(min_length=1, max_length=BULK_MAX, description="At most web.limits.bulk."),
     ]
 
 
@@ -139,7 +144,8 @@ class JobOut(_Answer):
     status: Literal["pending", "running", "done", "cancelled", "dead"]
     action_time: str
     due_time: Annotated[
-        str | None, Field(description="When toc acts next; running: the end of the lease; ended: null.")
+        str | None,
+        Field(description="When toc acts next; running: the end of the lease; ended: null."),
     ]
     attempts: int
     payload: dict[str, Any]

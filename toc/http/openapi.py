@@ -122,8 +122,8 @@ def _parameters_of(route: Route) -> list[dict[str, Any]]:
                 "name": "Idempotency-Key",
                 "in": "header",
                 "required": False,
-                "description": "A repeated call with this key, biz_id and biz_type gets the first call's job, "
-                "until retention deletes it. For jobs without a key.",
+                "description": "A repeated call with this key, biz_id and biz_type gets the job of the "
+                "first call, until retention deletes it. For jobs without a key.",
                 "schema": {"type": "string", "pattern": "^[!#-~]{1,255}$"},
             }
         )

@@ -1,6 +1,6 @@
 """Errors as RFC 9457 problem+json. One table says which status each error of toc has.
 
-A text of a driver, a server's address or a traceback never gets out: only errors whose text is about the caller's
+A text of a driver, a server's address or a traceback never gets out: only errors that are about the caller's
 own input keep their text. A problem's `code` is stable, and clients should decide by it.
 """
 
@@ -73,9 +73,7 @@ class _Kind:
 _RETRY = {"Retry-After": str(RETRY_AFTER_S)}
 _KINDS: dict[type[TocError], _Kind] = {
     InvalidInput: _Kind(HTTPStatus.UNPROCESSABLE_ENTITY, None, ("field", "rule")),
-    DuplicateJob: _Kind(
-        HTTPStatus.CONFLICT, "a live job has this key", ("job_id", "running")
-    ),
+    DuplicateJob: _Kind(HTTPStatus.CONFLICT, "a live job has this key", ("job_id", "running")),
     Unauthenticated: _Kind(
         HTTPStatus.UNAUTHORIZED,
         "the header Authorization must have a valid token: Bearer toc_ID_SECRET",
@@ -141,6 +139,4 @@ def forbidden(scope: str) -> Problem:
 
 def overloaded(what: str) -> Problem:
     """The problem of a call that finds a full queue."""
-    return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", what, headers=_RETRY
-    )
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", what, headers=_RETRY)

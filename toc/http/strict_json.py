@@ -9,9 +9,11 @@ from typing import Any
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
 """Integers that a JSON column keeps exactly; it turns others into floating point numbers."""
-_DIGITS_MAX = 20  # of an integer: 2^64 has 20; int() of more takes time that grows with their square
-# The strings of a document, the last of which may lack its end. The quantifiers give nothing back, so the time is
-# linear in the length.
+_DIGITS_MAX = (
+    20  # of an integer; 2^64 has 20. The time of int() grows with the square of their number
+)
+# The strings of a document, the last of which may lack its end. The quantifiers give nothing back, so the
+# time is linear in the length.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]")
 

@@ -18,6 +18,7 @@ from toc.http.call import Call, Reply
 from toc.http.job_calls import read_job
 from toc.http.job_documents import job_document
 from toc.http.wire_times import format_time
+from toc.store.job_details import JobDetails
 
 
 async def list_types(backend: Backend, call: Call) -> Reply:
@@ -51,12 +52,12 @@ async def explain(backend: Backend, call: Call) -> Reply:
         raise StoreUnavailable(found.home.database, found.database_error)
     if found.record is None:  # deleted in between
         raise NotFound("no such job")
-    return Reply(_explanation_document(backend, found))
+    return Reply(_explanation_document(backend, found, found.record))
 
 
-def _explanation_document(backend: Backend, found: JobExplanation) -> dict[str, Any]:
-    record = found.record
-    assert record is not None
+def _explanation_document(
+    backend: Backend, found: JobExplanation, record: JobDetails
+) -> dict[str, Any]:
     delays = compute_job_delays(record)
     place = found.own_topic_reminder
     return {
