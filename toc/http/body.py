@@ -26,7 +26,7 @@ async def read_body(
     *,
     needed: bool,
 ) -> BaseModel:
-    """The body as one of the models: of several, the last one that has a name of the document, else the first.
+    """The body as one of the models: of several, the last that has a name of the document, else the first.
 
     needed: False: an empty body is an empty object. Raises Problem.
     """

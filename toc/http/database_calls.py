@@ -1,7 +1,7 @@
 """Runs calls of the center in threads, with a bound for each database.
 
-A call knows its database before it starts: job ids and business ids decide it. So a slow database fills only
-its own places, and calls for other databases go on. A call beyond the places is refused at once (503), since a
+A call knows its database before it starts: job ids and business ids decide it. So a slow database fills
+only its own places, and calls for other databases go on. A call beyond the places is refused at once, since a
 longer queue would only make all of them late.
 """
 

@@ -1,7 +1,7 @@
 """The actions that schedule and read jobs.
 
 A single job without a key is written together with those of other calls that wait at the same time, as
-`AsyncTimeoutCenter` does. Python's names of arguments become those of HTTP: attribute is payload, dedup_key is
+`AsyncTimeoutCenter` does. Names of Python become those of HTTP: attribute is payload, and dedup_key is
 key.
 """
 

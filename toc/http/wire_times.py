@@ -20,7 +20,7 @@ _SECONDS_MAX = 366 * 8000 * 86_400  # until the year 9999, from any time
 
 
 def parse_action_time(value: str) -> datetime:
-    """An RFC 3339 time, as 2026-01-31T18:00:00Z. Parts of microseconds are rounded up. Raises InvalidInput."""
+    """An RFC 3339 time, as 2026-01-31T18:00:00Z. Rounds up to microseconds. Raises InvalidInput."""
     found = _RFC_3339.fullmatch(value) if len(value) <= TEXT_CHARS_MAX else None
     rule = "must be a time of RFC 3339 with its zone, as 2026-01-31T18:00:00Z"
     if found is None:
