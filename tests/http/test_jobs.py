@@ -150,7 +150,7 @@ def test_a_key_and_an_idempotency_key_are_refused(small: WebWorld) -> None:
     assert (response.status_code, response.json()["field"]) == (422, "key")
     response = small.post("/v1/jobs", job | {"key": "idem:x"})
     assert (response.status_code, response.json()["field"]) == (422, "key")
-    for bad in ("", "ä".encode().decode("latin-1"), "x" * 256):
+    for bad in ("", "a b", "x" * 256):
         response = small.post("/v1/jobs", job | {"key": None}, headers={"Idempotency-Key": bad})
         assert (response.status_code, response.json()["field"]) == (422, "Idempotency-Key")
 
