@@ -90,11 +90,11 @@ class TokenCache:
             self._uses[token_id] = self._clock.monotonic_s()
 
     def uses_since(self, since_s: float) -> dict[str, int]:
-        """The last use of each token after `since_s` of the monotonic clock, in ms since 1970."""
+        """The last use of each token from `since_s` on, of the monotonic clock, in ms since 1970."""
         now_s, now_ms = self._clock.monotonic_s(), self.now_ms()
         with self._lock:
             uses = list(self._uses.items())
-        return {name: now_ms - int((now_s - at_s) * 1000) for name, at_s in uses if at_s > since_s}
+        return {name: now_ms - int((now_s - at_s) * 1000) for name, at_s in uses if at_s >= since_s}
 
     def update(self, index: int, copy: TokenCopy) -> list[str]:
         """Takes a new read of a database's copy. Returns the tokens that only other copies call revoked."""

@@ -20,6 +20,7 @@ from toc.access.token_text import (
 from toc.domain.biz_ids import check_tenant
 from toc.domain.secret_masking import SecretText
 from toc.errors import AccessUnavailable, InvalidInput, NotFound, StoreUnavailable, Unauthenticated
+from toc.store.audit_rows import TARGET_CHARS_MAX, AuditRow, insert_into_any_database
 from toc.store.databases import Databases
 from toc.store.token_rows import (
     TokenCopy,
@@ -75,10 +76,14 @@ class Revocation:
 
 
 class TokenStore:
-    """Makes, lists and revokes tokens, in all databases. `tokens_max`: valid tokens, at most."""
+    """Makes, lists and revokes tokens, in all databases, and audits it.
 
-    def __init__(self, databases: Databases, tokens_max: int) -> None:
-        self._databases, self._tokens_max = databases, tokens_max
+    tokens_max: valid tokens, at most. person: the name that the person gives; it stands in the text of
+    the audit entries, beside the database account, which the server writes.
+    """
+
+    def __init__(self, databases: Databases, tokens_max: int, person: str) -> None:
+        self._databases, self._tokens_max, self._person = databases, tokens_max, person
 
     def create(
         self,
@@ -102,7 +107,9 @@ class TokenStore:
             raise InvalidInput("expires", str(expires_in), rule)
         valid = sum(token.is_valid for token in self.list())
         if valid >= self._tokens_max:
-            rule = f"there are {valid} valid tokens, and web.limits.tokens allows {self._tokens_max}"
+            rule = (
+                f"there are {valid} valid tokens, and web.limits.tokens allows {self._tokens_max}"
+            )
             raise InvalidInput("owner", owner, rule)
         token_id, text = make_token_text()
         now_ms = self._databases.now_ms()
@@ -115,6 +122,8 @@ class TokenStore:
         )  # fmt: skip
         for database in self._databases:
             insert_token(database, row)
+        # If this fails, the token stays unknown to everybody: nobody has seen its secret.
+        self._audit("token.create", f"token {token_id} of {owner!r}", "created")
         return NewToken(token_id, SecretText(text), expiry_ms)
 
     def list(self) -> list[ListedToken]:
@@ -155,7 +164,15 @@ class TokenStore:
             if failed is not None:
                 raise failed
             raise NotFound(f"there is no token {token_id}")
+        outcome = "revoked" if not away else "partly_revoked"
+        self._audit("token.revoke", f"token {token_id}", outcome)
         return Revocation(token_id, tuple(away))
+
+    def _audit(self, action: str, target: str, outcome: str) -> None:
+        text = f"{target}, by {self._person}"[:TARGET_CHARS_MAX]
+        now_ms = self._databases.now_ms()
+        row = AuditRow(now_ms, None, None, None, action, text, 1, None, outcome, None)
+        insert_into_any_database(self._databases, [row])
 
 
 def _list_token(

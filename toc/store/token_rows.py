@@ -16,6 +16,10 @@ from toc.store.column_types import db_now
 from toc.store.databases import Database
 
 IDS_AT_ONCE = 500
+TOKEN_COLUMNS = (
+    "token_id", "secret_hash", "owner", "scopes", "biz_types", "tenant", "created_time", "expiry_time",
+)  # fmt: skip
+"""The columns of an INSERT. The server itself writes the account."""
 
 
 class TokenRow(NamedTuple):
@@ -67,16 +71,7 @@ def read_tokens(database: Database, rows_max: int) -> TokenCopy:
 
 def insert_token(database: Database, row: TokenRow) -> None:
     """Inserts a token into one database; the server writes `account`. Raises StoreUnavailable."""
-    values = {
-        "token_id": row.token_id,
-        "secret_hash": row.secret_hash,
-        "owner": row.owner,
-        "scopes": row.scopes,
-        "biz_types": row.biz_types,
-        "tenant": row.tenant,
-        "created_time": row.created_ms,
-        "expiry_time": row.expiry_ms,
-    }
+    values = dict(zip(TOKEN_COLUMNS, row, strict=False))
     database.execute(insert(database.token).values(values))
 
 
