@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.access.conftest import DAY, World, bearer
 from tests.worker.waiting import wait_until
-from toc.access.caller import Caller
+from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.token_cache import LAST_USE_S
 from toc.access.token_text import SECRET_CHARS, hash_token, make_token_text, token_id_of
 from toc.domain.secret_masking import mask_secrets, reveal_secret
@@ -44,7 +44,7 @@ def test_the_databases_hold_no_secret_but_a_hash(world: World) -> None:
     secret = text.rpartition("_")[2]
     assert len(secret) == SECRET_CHARS
     for index in (0, 1):
-        ((stored,),) = world.rows(index, "SELECT secret_hash FROM toc_token")
+        ((stored,),) = world.rows(index, "SELECT token_hash FROM toc_token")
         assert stored == hashlib.sha256(text.encode()).hexdigest()
         assert secret not in str(world.rows(index, "SELECT * FROM toc_token"))
         assert secret not in str(world.rows(index, "SELECT * FROM toc_audit"))
@@ -262,6 +262,20 @@ def test_whether_there_were_ever_tokens(world: World) -> None:
         delete_ended_tokens(world.databases[index], world.clock.wall_ms() + 1)
     access.refresh_now()
     assert access.authenticator.has_tokens  # the newest row stays
+
+
+def test_that_there_are_no_tokens_is_known_only_of_all_databases(world: World) -> None:
+    access = world.access()
+    access._readers[0].run_once()
+    with pytest.raises(AccessUnavailable, match="not known whether there are tokens"):
+        _ = access.authenticator.has_tokens
+    assert not access.authenticator.is_still_valid(LOOPBACK_CALLER)
+    access._readers[1].run_once()
+    assert not access.authenticator.has_tokens
+    assert access.authenticator.is_still_valid(LOOPBACK_CALLER)
+    world.token()
+    access.refresh_now()
+    assert not access.authenticator.is_still_valid(LOOPBACK_CALLER)
 
 
 def test_old_ended_tokens_are_deleted(world: World) -> None:

@@ -166,7 +166,7 @@ MEANING = {
     "related_job_id": "the other job of the event: the copy that replaces a misfit",
     "account": "the database account that wrote the row; the server fills it in",
     "token_id": "the id of the token, as in its text toc_ID_SECRET; audit: NULL: no token was known",
-    "secret_hash": "SHA-256 of the whole text of the token",
+    "token_hash": "SHA-256 of the whole text of the token",
     "owner": "who has the token; audit: the owner of the token, never what a caller says",
     "scopes": "what the token may do, with commas: schedule, cancel, consume, read, operate, admin",
     "biz_types": "patterns of types, with commas",

@@ -142,7 +142,8 @@ class TokenStore:
     def revoke(self, token_id: str) -> Revocation:
         """Revokes a token in every database that answers; processes notice within seconds.
 
-        Raises InvalidInput; NotFound: no database has the token; StoreUnavailable: none answers.
+        Raises InvalidInput; NotFound: no database has the token; StoreUnavailable: none answers, or one
+        refuses this account.
         """
         if not is_token_id(token_id):
             rule = (
@@ -159,10 +160,10 @@ class TokenStore:
                 revoke_tokens(database, [token_id])
             except StoreUnavailable as error:
                 away.append(database.index)
-                failed = error
+                failed = failed if failed is not None and failed.refused else error
+        if failed is not None and (failed.refused or not found):
+            raise failed
         if not found:
-            if failed is not None:
-                raise failed
             raise NotFound(f"there is no token {token_id}")
         outcome = "revoked" if not away else "partly_revoked"
         self._audit("token.revoke", f"token {token_id}", outcome)
@@ -237,9 +238,17 @@ class Authenticator:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token was ever made. Raises AccessUnavailable while that is not known."""
+        """Whether a token was ever made. Raises AccessUnavailable while that is not known.
+
+        That there is none is only known when the copies of all databases have been read once.
+        """
         self._require_trust()
-        return self._cache.has_tokens
+        found = self._cache.has_tokens
+        if found is None:
+            raise AccessUnavailable(
+                "a database has not answered yet, so it is not known whether there are tokens"
+            )
+        return found
 
     def authenticate(self, authorization_header: str | None) -> Caller:
         """The caller whose token the header has, "Bearer toc_…".
@@ -256,7 +265,7 @@ class Authenticator:
         self._require_trust()
         known = self._cache.find(token_id)
         # An unknown id takes the same path, and so about the same time, as a known one.
-        expected = _NO_HASH if known is None else known.row.secret_hash
+        expected = _NO_HASH if known is None else known.row.token_hash
         is_same = hmac.compare_digest(hash_token(text), expected)
         if known is None or not is_same or known.revoked or known.has_conflict:
             raise Unauthenticated("the token is unknown or revoked")
@@ -268,7 +277,7 @@ class Authenticator:
     def is_still_valid(self, caller: Caller) -> bool:
         """Whether the caller's token would be accepted now too: for calls that stay open, as long polls."""
         if caller.token_id is None:
-            return self._cache.is_trusted and not self._cache.has_tokens
+            return self._cache.is_trusted and self._cache.has_tokens is False
         known = self._cache.find(caller.token_id)
         return (
             self._cache.is_trusted
