@@ -61,6 +61,8 @@ class Place:
             "toc_event",
             "toc_purge",
             "toc_declared_type",
+            "toc_token",
+            "toc_audit",
         ]
         marks = f"DELETE FROM toc_meta WHERE name IN ('{ARCHIVED}', '{RECONCILED}')"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)

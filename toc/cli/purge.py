@@ -46,10 +46,10 @@ def purge_ended_jobs(output: Output) -> int:
     with closing(databases), StopRequest() as stop:
         results = _purge_databases(settings, databases, clock, stop.wait_for_stop)
     rows = [
-        (result.database, *(result.purged or ("-", "-", "-")), result.error or "done")
+        (result.database, *(result.purged or ("-", "-", "-", "-")), result.error or "done")
         for result in results
     ]
-    columns = (">database", ">jobs", ">events", ">not archived", "")
+    columns = (">database", ">jobs", ">events", ">not archived", ">audit", "")
     value = {"databases": [result.as_json() for result in results]}
     output.print_table(value, columns, rows, empty="")
     return max(result.code for result in results)
