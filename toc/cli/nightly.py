@@ -24,7 +24,7 @@ from toc.reconcile.report import report
 from toc.reconcile.task_runner import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.archive_status import read_archive_status
+from toc.store.archive_status import ARCHIVED, EVENTS_ARCHIVED, MARKS, read_archive_status
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.reconcile_status import read_last_reconcile_result
@@ -89,7 +89,7 @@ def run_nightly(
             "lateness": measure_lateness,
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive_jobs(session, settings, clock)
+            parts["archive"] = lambda: _archive_rows(session, settings, clock)
         results = [_run_nightly_part(part, work, output) for part, work in parts.items()]
     code: int = max((result["code"] for result in results), key=_exit_code_severity)
     if output.as_json:
@@ -100,7 +100,10 @@ def run_nightly(
 def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> int:
     with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         last, now_ms = read_last_reconcile_result(databases), databases[0].now_ms()
-        archived = {database.index: read_archive_status(database) for database in databases}
+        archived = {
+            mark: {database.index: read_archive_status(database, mark) for database in databases}
+            for mark in MARKS
+        }
     health = health_of_reconciliation(settings, last, now_ms)
     has_archive = settings.reconcile.archive != "none"
     lines = ["no reconciliation has run, and none is planned (reconcile.nightly)"]
@@ -115,19 +118,25 @@ def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> in
             f"live jobs that no worker will claim: {last.unclaimable}",
         ]
     until = {
-        index: None if one is None or not one.until_ms else iso_utc(one.until_ms)
-        for index, one in archived.items()
+        mark: {
+            index: None if one is None or not one.until_ms else iso_utc(one.until_ms)
+            for index, one in of_databases.items()
+        }
+        for mark, of_databases in archived.items()
     }
     if has_archive:
         lines += [
-            f"database {index}: archived until {when or '-'}" for index, when in until.items()
+            f"database {index}: archived: jobs until {jobs or '-'}, events until {events or '-'}"
+            for (index, jobs), events in zip(
+                until[ARCHIVED].items(), until[EVENTS_ARCHIVED].values(), strict=True
+            )
         ]
     state = "up" if health is None else health.state
     output.print_value(
         {
             "state": state,
             "last": None if last is None else asdict(last),
-            "archived_until": until if has_archive else None,
+            **(until if has_archive else dict.fromkeys(MARKS)),
         },
         "\n".join(lines),
     )
@@ -166,13 +175,13 @@ def _measure_lateness(session: Any, settings: Settings, clock: Clock) -> tuple[i
     return (OK if result.is_good else UNAVAILABLE), lines
 
 
-def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
+def _archive_rows(session: Any, settings: Settings, clock: Clock) -> tuple[int, Iterable[str]]:
     root = require_archive(settings)
-    from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
+    from toc.reconcile.archive import archive_due_rows  # noqa: PLC0415 - an extra
     from toc.reconcile.archive_maintenance import maintain_tables  # noqa: PLC0415 - too
 
     lines: list[str] = []
-    result = archive_ended_jobs(session, settings, clock, lines.append)
+    result = archive_due_rows(session, settings, clock, lines.append)
     failed = maintain_tables(root)
     is_good = result.is_good and not failed
     code = NO if result.has_differences else OK if is_good else UNAVAILABLE
