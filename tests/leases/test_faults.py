@@ -100,7 +100,7 @@ def test_redis_loses_everything(make_rig: MakeLeaseRig, redis_server: Endpoint) 
     job_ids = rig.schedule(20, action_time=timedelta(seconds=2))
     client = redis.Redis.from_url(redis_server.url)
     try:
-        keys = [key for key in client.scan_iter(match=f"*{rig.settings.namespace}:pull:*")]
+        keys = list(client.scan_iter(match=f"*{rig.settings.namespace}:pull:*"))
         assert keys
         client.delete(*keys)
     finally:
