@@ -442,7 +442,7 @@ class RetentionSettings(_SettingGroup):
 
 
 class CatalogueSettings(_SettingGroup):
-    """The declared types (docs/adr/0040-declared-types.md)."""
+    """The declared types (docs/how-to/types.md)."""
 
     refresh_s: float = Field(
         5,
