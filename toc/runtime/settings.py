@@ -59,6 +59,7 @@ from toc.runtime.setting_groups import (
     WorkerSettings,
 )
 from toc.runtime.urls import check_mysql_driver, check_redis_url, parse_database_url
+from toc.runtime.web_settings import WebSettings
 
 DEV_DIR = Path(".toc")
 """Where `toc dev` keeps its databases and its Redis socket, in the working directory."""
@@ -138,6 +139,7 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     limits: LimitSettings = LimitSettings()
+    web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
