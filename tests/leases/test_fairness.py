@@ -35,11 +35,11 @@ def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig:
     rig.center.schedule_many(
         [
             {"biz_id": number, "action_time": timedelta(seconds=-60), "tenant": "loud"}
-            for number in range(300)
+            for number in range(2500)
         ],
         biz_type=TYPE,
     )
-    (mine,) = rig.schedule(first=1000, tenant="quiet")
+    (mine,) = rig.schedule(first=9000, tenant="quiet")
     (job,) = rig.lease(server, accept=sees_tenant("quiet"))
     assert job.job_id == mine
     # None of the others was claimed; their own consumer gets them within the longest delay.

@@ -58,6 +58,7 @@ ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Red
 ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")
 SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
+LEASE_WAITERS = Gauge("toc_lease_waiters", "Lease calls of remote consumers that wait here")
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
 CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus a database's, the worst of them")
