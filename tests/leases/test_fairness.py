@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.leases.conftest import MakeLeaseRig
-from tests.leases.rig import TYPE, LeaseRig, sees_tenant
+from tests.leases.rig import TYPE, WAIT_S, LeaseRig, sees_tenant
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.domain.pull_types import topic_of_pull_type
@@ -163,7 +163,7 @@ def test_a_stop_answers_the_consumers_and_leases_stay_valid(rig: LeaseRig) -> No
     call = rig.waits(one)
     wait_until(lambda: one.waiters_count == 1, "the call to wait")
     assert rig.stop(one)
-    assert call.result(100) == []
+    assert call.result(WAIT_S / 3) == []  # by itself the call would wait for WAIT_S
     assert rig.settle(two.finish, job) == ["settled"]
     assert rig.row(job_id).status is Status.DONE
 
