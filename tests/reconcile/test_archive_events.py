@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,3 +260,22 @@ def test_the_row_says_until_which_event(small: Place) -> None:
     query = f"SELECT value FROM toc_meta WHERE name = '{EVENTS_ARCHIVED}'"
     until = sql_time_of_ms(archive_cutoff_ms(small.library.now_ms, DAYS))
     assert small.library.sql(1, query) == [(f"{until} event 42 run 1 of 1",)]
+
+
+def test_the_page_joins_events_with_their_jobs(small: Place) -> None:
+    import duckdb  # noqa: PLC0415 - only here
+    from deltalake import DeltaTable  # noqa: PLC0415 - an extra
+
+    small.library.dead(biz_id=2**64 - 1)
+    small.age()
+    assert small.archive().is_good
+    page = (Path(__file__).parents[2] / "docs/reference/archive-files.md").read_text("utf-8")
+    code = page.partition("# DuckDB, in Python: why jobs died")[2].partition("\n\n")[0]
+    *reads, question = [line.strip() for line in code.splitlines()[1:]]
+    given = {"DeltaTable": DeltaTable, "date": date, "duckdb": duckdb}
+    for read in reads:
+        exec(  # noqa: S102 - it is ours
+            read.replace("/srv/toc/archive", str(small.directory)).replace("5)", "1)"), given
+        )
+    (row,) = eval(question, given).fetchall()  # noqa: S307 - it is ours
+    assert (int(row[0]), row[2], row[4]) == (2**64 - 1, "bury", "it failed")
