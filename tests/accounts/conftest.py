@@ -60,6 +60,9 @@ class Place:
             "toc_dead_job",
             "toc_event",
             "toc_purge",
+            "toc_declared_type",
+            "toc_token",
+            "toc_audit",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

@@ -53,7 +53,8 @@ def purge_ended_jobs(output: Output) -> int:
         )
         for result in results
     ]
-    columns = (">database", ">jobs", ">events", ">jobs not archived", ">events not archived", "")
+    not_archived = (">jobs not archived", ">events not archived")
+    columns = (">database", ">jobs", ">events", *not_archived, ">audit", "")
     value = {"databases": [result.as_json() for result in results]}
     output.print_table(value, columns, rows, empty="")
     return max(result.code for result in results)

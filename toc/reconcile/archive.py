@@ -113,6 +113,10 @@ class ArchiveResult:
         """Whether archive and database differ somewhere: exit code 1."""
         return any(part.differing for part in self.parts)
 
+    @property
+    def row_count(self) -> int:
+        return sum(part.rows for part in self.parts)
+
     def of_table(self, table: str) -> list[TableArchiveResult]:
         """The results of one table, by database."""
         return [part for part in self.parts if part.table == table]

@@ -16,12 +16,14 @@ from toc.runtime.service import Service
 from toc.runtime.setting_groups import Days, RetentionSettings
 from toc.runtime.settings import Settings
 from toc.store.archive_status import EVENTS_ARCHIVED, ArchiveStatus, read_archive_status
+from toc.store.audit_rows import delete_old_audit_rows
 from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
+from toc.store.token_rows import delete_ended_tokens
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +35,14 @@ class PurgeResult(NamedTuple):
     """How many rows a pass has deleted.
 
     held, events_held: jobs and events that are old enough to delete but not in the archive yet.
+    audited: entries of the audit of HTTP, and tokens that were revoked or are over.
     """
 
     jobs: int
     events: int
     held: int
     events_held: int
+    audited: int = 0
 
 
 class Purger(Service):
@@ -60,11 +64,12 @@ class Purger(Service):
         clock: Clock,
         *,
         archives: bool,
+        audit_days: Days = "none",
     ) -> None:
         super().__init__(f"toc-purger-{database.index}")
         self._database, self._purges, self._settings = database, purges, settings
         self._type_name, self._replicas, self._clock = type_name, replicas, clock
-        self._archives = archives
+        self._archives, self._audit_days = archives, audit_days
         self._new_shards: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._owned: Sequence[int] = ()
         self._nodes = 1
@@ -72,8 +77,10 @@ class Purger(Service):
         self._shards: deque[int] = deque()
         self._after = 0
         self._events_left = False
+        self._is_at_audit = False
         self._now_ms = 0
-        self._deleted_jobs = self._deleted_events = self._held = self._events_held = 0
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
         self._archived: ArchiveStatus | None = None
         self._events_archived: ArchiveStatus | None = None
         self._began_s: float | None = None
@@ -99,6 +106,7 @@ class Purger(Service):
             ReplicaLag(replicas, clock),
             clock,
             archives=settings.reconcile.archive != "none",
+            audit_days=settings.web.audit_days,
         )
 
     def run_pass(self, rest: Callable[[float], bool]) -> PurgeResult | None:
@@ -111,7 +119,11 @@ class Purger(Service):
             wait_s = self._purge_next_page()
             if not self._pass_is_running:
                 return PurgeResult(
-                    self._deleted_jobs, self._deleted_events, self._held, self._events_held
+                    self._deleted_jobs,
+                    self._deleted_events,
+                    self._held,
+                    self._events_held,
+                    self._deleted_audit,
                 )
             if rest(wait_s):
                 return None
@@ -147,6 +159,8 @@ class Purger(Service):
         asked_s = self._clock.monotonic_s()
         if self._shards:
             self._purge_job_page(self._shards[0])
+        elif self._is_at_audit:
+            self._purge_audit_page()
         else:
             self._purge_event_page()
         took_s = self._clock.monotonic_s() - asked_s
@@ -183,9 +197,11 @@ class Purger(Service):
         self._events_archived = read_archive_status(self._database, EVENTS_ARCHIVED)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
-        self._deleted_jobs = self._deleted_events = self._held = self._events_held = 0
-        # Events belong to the database, not to a shard: the node with its first shard purges them.
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
+        # Events and audit entries belong to no shard: the node with the database's first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
+        self._is_at_audit = False
 
     def _purge_job_page(self, shard: int) -> None:
         limit = self._settings.page
@@ -218,9 +234,23 @@ class Purger(Service):
         self._events_held += page.held
         self._after = page.after or 0
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
-        self._events_left = page.after is not None or delete_oldest_counts(
+        more = page.after is not None or delete_oldest_counts(
             self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
         )
+        if not more:
+            self._is_at_audit = self._events_left = self._audit_days != "none"
+
+    def _purge_audit_page(self) -> None:
+        before_ms = self._days_ago_ms(self._audit_days)
+        deleted, after = delete_old_audit_rows(
+            self._database, self._after, before_ms, self._settings.page
+        )
+        if after is None:
+            deleted += delete_ended_tokens(self._database, before_ms)
+        metrics.PURGED.labels("audit").inc(deleted)
+        self._deleted_audit += deleted
+        self._after = after or 0
+        self._events_left = after is not None
 
     def _may_delete(self, row: PurgeCandidate) -> bool:
         if self._archived is None:
@@ -234,7 +264,7 @@ class Purger(Service):
         return self._events_archived.covers_event(event_id, event_ms)
 
     def _log_pass_result(self) -> None:
-        deleted = self._deleted_jobs + self._deleted_events
+        deleted = self._deleted_jobs + self._deleted_events + self._deleted_audit
         if deleted:
             log.info("purged %d rows of database %d", deleted, self._database.index)
         for rows, held, archived in (

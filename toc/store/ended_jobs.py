@@ -1,4 +1,4 @@
-"""Reads and counts ended jobs, for the archive and for statistics.
+"""Reads ended jobs, for the archive.
 
 There is no index on the time when a job ended (ADR 12), so a shard is walked by its primary key, in ranges
 of a fixed number of rows, live or ended: each statement is short. The statements lock no row. Times are ms
@@ -20,15 +20,11 @@ from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
-from toc.store.sql_expressions import MYSQL_EXPRESSIONS, DayChecksum, SqlExpressions, expressions_of
+from toc.store.sql_expressions import DayChecksum, SqlExpressions, expressions_of
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 
-BOUNDS_MS = (
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000,
-    100_000, 200_000, 500_000, 1_000_000, 2_000_000, 3_600_000,
-)  # fmt: skip
-"""The inclusive upper bounds of the buckets of lateness. The last bucket has no bound."""
+ENDED_STATUSES = tuple(int(status) for status in Status if not status.live)
 
 COLUMNS = (
     "job_id", "biz_id", "type_no", "status", "gmt_create", "gmt_modified", "action_time", "due_time",
@@ -50,36 +46,9 @@ class IdRange(NamedTuple):
     end: int
 
 
-class EndedJobCount(NamedTuple):
-    """How many ended jobs have the same day, hour, type_no, status and bucket.
-
-    day: of the end of the jobs. hour: of their action_time. Both are counted since 1970. bucket: how many of
-    BOUNDS_MS the lateness exceeds; None: the lateness was not measured, because the jobs were tried more than
-    once, or never. late_ms: the sum of the lateness.
-    """
-
-    day: int
-    hour: int
-    type_no: int
-    status: int
-    bucket: int | None
-    jobs: int
-    retried: int
-    late_ms: int
-    late_ms_max: int
-
-
-class CreatedPerHour(NamedTuple):
-    """How many jobs of one type were created in one hour. `hour`: hours since 1970."""
-
-    hour: int
-    type_no: int
-    jobs: int
-
-
 @dataclass(frozen=True, slots=True)
 class EndedJobReader:
-    """Reads and counts ended jobs. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
+    """Reads ended jobs. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
 
     databases: Databases
 
@@ -118,22 +87,6 @@ class EndedJobReader:
             for row in self._select_in_window(shard, _checksums_sql, ids, window)
         ]
 
-    def count_ended(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[EndedJobCount]:
-        """Counts the jobs that ended within the window, by type, status, time and lateness."""
-        return [
-            EndedJobCount._make(value if value is None else int(value) for value in row)
-            for row in self._select_in_window(shard, _count_ended_sql, ids, window)
-        ]
-
-    def count_created(
-        self, shard: int, ids: IdRange, window: EndedJobWindow
-    ) -> list[CreatedPerHour]:
-        """Counts the jobs of any status that were created within the window (gmt_create)."""
-        return [
-            CreatedPerHour(*map(int, row))
-            for row in self._select_in_window(shard, _count_created_sql, ids, window)
-        ]
-
     def _select_in_window(
         self,
         shard: int,
@@ -168,20 +121,13 @@ def possible_ids_of_created(window: EndedJobWindow) -> IdRange:
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
 
 
-def _bucket(of: SqlExpressions, number: str) -> str:
-    """How many of BOUNDS_MS a number exceeds."""
-    if of is MYSQL_EXPRESSIONS:
-        return f"INTERVAL({number}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})"
-    return " + ".join(f"({number} > {bound})" for bound in BOUNDS_MS)
-
-
 _FROM = "FROM {job} AS j"
 _WITH_LETTER = (
     f"{_FROM} LEFT JOIN {{dead}} AS d ON j.status = {Status.DEAD} AND d.job_id = j.job_id"
 )
 _RANGE = "WHERE j.job_id >= :first AND j.job_id < :end"
 _ENDED = (
-    f"{_RANGE} AND j.status IN ({', '.join(str(int(s)) for s in Status if not s.live)}) "
+    f"{_RANGE} AND j.status IN ({', '.join(map(str, ENDED_STATUSES))}) "
     "AND j.gmt_modified >= :since AND j.gmt_modified < :until"
 )
 
@@ -205,27 +151,4 @@ def _checksums_sql(of: SqlExpressions) -> str:
     return (
         f"SELECT {day} AS ended_day, COUNT(*), SUM({of.crc32_of_row(columns, TEXTS)}) "
         f"{_WITH_LETTER} {_ENDED} GROUP BY ended_day"
-    )
-
-
-def _count_ended_sql(of: SqlExpressions) -> str:
-    day = of.whole.format(of.ms.format("j.gmt_modified"), DAY_MS)
-    hour = of.whole.format(of.ms.format("j.action_time"), HOUR_MS)
-    late_ms = of.late_ms.format("j.action_time", "j.claim_time")
-    measured = f"j.status = {Status.DONE} AND j.attempts = 1 AND j.claim_time IS NOT NULL"
-    return (
-        f"SELECT {day} AS ended_day, {hour} AS action_hour, j.type_no, j.status, "
-        f"CASE WHEN {measured} THEN {_bucket(of, late_ms)} END AS bucket, COUNT(*), "
-        "SUM(j.attempts > 1), "
-        f"COALESCE(SUM(CASE WHEN {measured} THEN {late_ms} END), 0), "
-        f"COALESCE(MAX(CASE WHEN {measured} THEN {late_ms} END), 0) "
-        f"{_FROM} {_ENDED} GROUP BY ended_day, action_hour, j.type_no, j.status, bucket"
-    )
-
-
-def _count_created_sql(of: SqlExpressions) -> str:
-    hour = of.whole.format(of.ms.format("j.gmt_create"), HOUR_MS)
-    return (
-        f"SELECT {hour} AS made_hour, j.type_no, COUNT(*) {_FROM} {_RANGE} "
-        "AND j.gmt_create >= :since AND j.gmt_create < :until GROUP BY made_hour, j.type_no"
     )

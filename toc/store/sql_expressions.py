@@ -5,7 +5,7 @@ For statements whose aggregates SQLAlchemy cannot express. MariaDB writes all of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.store.column_types import millis_of_column
@@ -30,9 +30,17 @@ class SqlExpressions(NamedTuple):
     sized: str  # length in bytes, '=', text: joined texts stay unambiguous
     crc32: str  # the CRC-32 of texts that are joined by "|", in UTF-8
     between_parts: str
+    exceeds: str  # how many of the bounds {1} the number {0} exceeds, or one term of that
+    process: str  # "host:pid", at the beginning of a claim_token
     wait_for_writers: (
         str  # after a SELECT: it waits for open transactions that have written its rows
     )
+
+    def bucket(self, number: str, bounds: Sequence[int]) -> str:
+        """How many of the ascending `bounds` a number exceeds."""
+        if "INTERVAL" in self.exceeds:
+            return self.exceeds.format(number, ", ".join(str(bound + 1) for bound in bounds))
+        return " + ".join(self.exceeds.format(number, bound) for bound in bounds)
 
     def crc32_of_row(self, columns: Mapping[str, str], texts: Collection[str]) -> str:
         """The CRC-32 of a row: `archive_checksums.checksums_of_rows` makes the same text of a row in a file.
@@ -51,6 +59,8 @@ MYSQL_EXPRESSIONS = SqlExpressions(
     sized="CONCAT(OCTET_LENGTH({0}), '=', {0})",
     crc32="CRC32(CONVERT(CONCAT_WS('|', {0}) USING utf8mb4))",
     between_parts=", ",
+    exceeds="INTERVAL({0}, {1})",
+    process="SUBSTRING_INDEX({0}, ':', 2)",
     # FOR SHARE needs only the right to SELECT; MariaDB does not know it.
     wait_for_writers="/*!80000 FOR SHARE */ /*M! LOCK IN SHARE MODE */",
 )
@@ -62,6 +72,9 @@ SQLITE_EXPRESSIONS = SqlExpressions(
     sized="length(CAST({0} AS BLOB)) || '=' || {0}",
     crc32="toc_crc32({0})",
     between_parts=" || '|' || ",
+    exceeds="({0} > {1})",
+    # SQLite has no SUBSTRING_INDEX.
+    process="substr({0}, 1, instr({0}, ':') + instr(substr({0}, instr({0}, ':') + 1) || ':', ':') - 1)",
     wait_for_writers="",  # one transaction writes at a time, so the numbers of rows commit in order
 )
 
