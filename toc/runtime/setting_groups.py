@@ -512,8 +512,8 @@ class ReconcileSettings(_SettingGroup):
     archive: Url = Field(
         "none",
         min_length=1,
-        description="where ended jobs go, as Delta tables, before they are purged: a directory, or a URL as "
-        "s3://bucket/toc; 'none': nowhere",
+        description="where ended jobs and events go, as Delta tables, before they are purged: a directory, "
+        "or a URL as s3://bucket/toc; 'none': nowhere",
     )
     table_days: int = Field(
         7,
