@@ -3,7 +3,8 @@
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
-people and failures) and `toc_purge` (how many jobs retention deleted, by day, type and status).
+people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status) and
+`toc_webhook` (the destinations of webhooks).
 """
 
 from __future__ import annotations
@@ -168,6 +169,26 @@ def purge_table(metadata: MetaData) -> Table:
         Column("jobs", BigInteger, nullable=False),
         Column("first_id", UInt64, nullable=False),
         Column("last_id", UInt64, nullable=False),
+        **_TABLE_OPTIONS,
+    )
+
+
+def webhook_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_webhook",
+        metadata,
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("url", ascii_varchar(1000), nullable=False),
+        # Encrypted by keys that are not in the database (ADR 42).
+        Column("secret", ascii_varchar(255)),
+        Column("old_secret", ascii_varchar(255)),
+        Column("old_secret_end_time", DatetimeAsMillis),
+        Column("gmt_create", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("disabled_time", DatetimeAsMillis),
+        Column("disabled_reason", utf8_varchar(255)),
+        Column("removed", SmallInteger, nullable=False, server_default=text("0")),
         **_TABLE_OPTIONS,
     )
 
