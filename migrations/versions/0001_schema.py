@@ -153,6 +153,20 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     PRIMARY KEY (day, type_no, status)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_declared_type": """
+CREATE TABLE IF NOT EXISTS toc_declared_type (
+    name          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version       INT         NOT NULL,
+    settings      TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    declared_time DATETIME(3) NOT NULL,
+    change_id     VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    actor         VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason        TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    copied        SMALLINT    NOT NULL,
+    account       VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (name, version)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
     "toc_webhook": """
 CREATE TABLE IF NOT EXISTS toc_webhook (
     name                VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -221,6 +235,20 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     first_id BIGINT      NOT NULL,
     last_id  BIGINT      NOT NULL,
     PRIMARY KEY (day, type_no, status)
+)
+""",
+    "toc_declared_type": """
+CREATE TABLE IF NOT EXISTS toc_declared_type (
+    name          VARCHAR(64) NOT NULL,
+    version       INTEGER     NOT NULL,
+    settings      TEXT,
+    declared_time VARCHAR(23) NOT NULL,
+    change_id     VARCHAR(32) NOT NULL,
+    actor         VARCHAR(96) NOT NULL,
+    reason        TEXT,
+    copied        SMALLINT    NOT NULL,
+    account       VARCHAR(288),
+    PRIMARY KEY (name, version)
 )
 """,
     "toc_webhook": """

@@ -60,6 +60,7 @@ class Place:
             "toc_dead_job",
             "toc_event",
             "toc_purge",
+            "toc_declared_type",
         ]
         marks = f"DELETE FROM toc_meta WHERE name IN ('{ARCHIVED}', '{RECONCILED}')"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)

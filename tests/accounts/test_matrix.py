@@ -7,15 +7,19 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.accounts.conftest import Place
 from tests.migration.conftest import run
+from toc.store import declared_types
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.driver_errors import error_number
 from toc.store.schema import VERSION_TABLE
 
 KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
-    "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", VERSION_TABLE: "version_num",
+    "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
+    VERSION_TABLE: "version_num",
 }  # fmt: skip
-COLUMNS = {"toc_event": EVENT_COLUMNS, "toc_meta": ("name", "value")}
+COLUMNS = {
+    "toc_event": EVENT_COLUMNS, "toc_declared_type": declared_types.COLUMNS, "toc_meta": ("name", "value"),
+}  # fmt: skip
 
 
 def try_statements(table: str) -> dict[str, str]:
@@ -49,7 +53,7 @@ def test_an_account_may_do_what_its_role_says_and_no_more(place: Place, role: st
     url = place.make(role)
     for table in KEYS:
         rights = {
-            right.partition(" (")[0] if table == "toc_event" else right
+            right.partition(" (")[0] if table in ("toc_event", "toc_declared_type") else right
             for right in ROLES[role].tables.get(JOBS if table.startswith("toc_job_") else table, ())
         } | set(ROLES[role].database)
         for right, statement in try_statements(table).items():

@@ -170,6 +170,11 @@ MEANING = {
     "first_id": "the smallest job_id among them",
     "last_id": "the largest job_id among them",
     "name": "the name",
+    "version": "counts the changes of a type",
+    "settings": "the declaration as JSON; NULL: the type was forgotten",
+    "declared_time": "when the change was made",
+    "change_id": "the same in all copies of a change",
+    "copied": "1: toc wrote the row itself, into a database that had missed the change",
     "shard": "the number of the job table",
     "biz_type": "the name of the type",
     "status_name": "pending, running, done, cancelled or dead",
@@ -184,6 +189,7 @@ PURPOSE = {
     "toc_dead_job": "dead letters: one row for each dead job",
     "toc_event": "who changed a job, when and why",
     "toc_purge": "how many jobs retention deleted",
+    "toc_declared_type": "the declarations of types: a row for each change; the newest version holds",
     "toc_jobs": "all shards of the database as one table",
     "toc_dead_jobs": "`toc_dead_job` with names",
     "toc_events": "`toc_event` with names",
@@ -221,6 +227,7 @@ def tables_markdown() -> str:
         schema.dead_letter_table(metadata),
         schema.event_table(metadata),
         schema.purge_table(metadata),
+        schema.declared_type_table(metadata),
     )
     return (
         MADE.format("toc/store/schema.py or tests/tidy/reference_pages.py")

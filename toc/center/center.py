@@ -24,7 +24,7 @@ from toc.domain.argument_checks import check_actor, check_biz_type, check_intege
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
-from toc.domain.retry_policies import RetryPolicy
+from toc.domain.retry_policies import RetryName, RetryPolicy
 from toc.domain.times import action_time_to_ms
 from toc.errors import (
     InvalidInput,
@@ -386,7 +386,7 @@ class TimeoutCenter:
         *,
         timeout: float = 30.0,
         max_attempts: int = 16,
-        retry: RetryPolicy | Sequence[float] | None = None,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
     ) -> Callable[[F], F]:
         """Registers a handler; see `Registry.handler`."""
         return self._handlers.handler(

@@ -417,6 +417,17 @@ class RetentionSettings(_SettingGroup):
         return min(every, default="none")
 
 
+class CatalogueSettings(_SettingGroup):
+    """The declared types (docs/adr/0040-declared-types.md)."""
+
+    refresh_s: float = Field(
+        5,
+        ge=0.1,
+        le=10,
+        description="time between two reads of the declared types; a change is in force after this time",
+    )
+
+
 OVERDUE_S = 120.0
 
 
@@ -605,4 +616,10 @@ class LimitSettings(_SettingGroup):
         ge=1,
         le=100_000,
         description="types in a database, at most: clients get no further ones; handlers do",
+    )
+    declared_types: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="types that `toc types` declares, with those it has forgotten, at most",
     )

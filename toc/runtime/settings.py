@@ -40,6 +40,7 @@ from toc.domain.secret_masking import is_secret_name, mask_secrets
 from toc.errors import SettingsError
 from toc.runtime.setting_groups import (
     OVERDUE_S,
+    CatalogueSettings,
     ClusterSettings,
     HttpSettings,
     LimitSettings,
@@ -130,6 +131,7 @@ class Settings(BaseSettings):
     reconcile: ReconcileSettings = ReconcileSettings()
     webhooks: WebhookSettings = WebhookSettings()
     limits: LimitSettings = LimitSettings()
+    catalogue: CatalogueSettings = CatalogueSettings()
 
     @model_validator(mode="before")
     @classmethod
