@@ -5,7 +5,11 @@ Each entry is an attack and a part of the refusal that is expected.
 
 from __future__ import annotations
 
-FORM, IPV4, IPV6 = "https://host/path", "other notations are refused", "IPv6 address in the brackets"
+FORM, IPV4, IPV6 = (
+    "https://host/path",
+    "other notations are refused",
+    "IPv6 address in the brackets",
+)
 HOST, USER, PORT = "host name of letters", "no user name", "must be a number from 1"
 NO_TLS, PORTS, TARGET = "must begin with https", "one of webhooks.ports", "must be ASCII"
 IDN = "not a valid international"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,15 @@ import pytest
 from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok
 from tests.worker.rig import Rig
-from toc.domain.retry_policies import DelayList, RetryPolicy
+from toc.domain.retry_policies import DelayList
+from toc.domain.job import Event
 from toc.runtime.setting_groups import WebhookSettings
+from toc.store.events import read_events
 from toc.store.webhooks import WebhookRow, WebhookTable
 from toc.webhooks.secret_box import SecretBox, new_key_line
 from toc.webhooks.sender import WebhookSender
 from toc.webhooks.signing import new_secret
 from toc.worker.worker import Worker
-
-
-@dataclass(frozen=True)
-class Sink:
-    """A declared type, as far as the sender looks at it."""
-
-    name: str
-    sink: str | None
-    timeout_s: float = 30.0
-    max_attempts: int = 16
-    retry: RetryPolicy = DelayList((0.05,))
 
 
 class PostOffice:
@@ -60,11 +50,9 @@ class PostOffice:
         self.declare(name, **terms)
 
     def declare(self, name: str, **terms: Any) -> None:
-        spec = self.sender.handler_spec_of(Sink(name, f"webhook:{name}", **terms))
-        assert spec is not None
-        self.rig.handler(
-            name, timeout=spec.timeout_s, max_attempts=spec.max_attempts, retry=spec.retry
-        )(spec.function)
+        self.rig.handler(name, **{"retry": DelayList((0.05,))} | terms)(
+            self.sender.make_handler(name)
+        )
 
     def row(self, name: str) -> WebhookRow:
         return self.table.read_all()[name]
@@ -73,6 +61,10 @@ class PostOffice:
         row = self.row(name)
         self.table.write_everywhere(row._replace(version=row.version + 1, **values))
         self.refresh()
+
+    def events(self, job_id: int) -> list[Event]:
+        shard = self.rig.shard(job_id)
+        return read_events(self.databases.database_of_shard(shard), job_id, 10)
 
     def refresh(self) -> None:
         for _ in self.databases:

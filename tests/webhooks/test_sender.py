@@ -44,7 +44,9 @@ def test_a_job_is_sent_signed_and_done(post_office: MakePostOffice) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("status", [100, 199, 300, 301, 302, 307, 308, 400, 401, 404, 429, 500, 503])
+@pytest.mark.parametrize(
+    "status", [100, 199, 300, 301, 302, 307, 308, 400, 401, 404, 429, 500, 503]
+)
 def test_only_2xx_is_done(post_office: MakePostOffice, status: int) -> None:
     office = post_office(webhooks={"failures_max": 1000})
     elsewhere = office.receive("elsewhere")
@@ -70,7 +72,7 @@ def test_after_the_last_attempt_the_job_is_dead_with_a_safe_reason(
     job_id = office.rig.center.schedule(1, NOW, biz_type="shop")
     office.rig.wait_for(Status.DEAD, job_id)
     assert len(receiver.requests) == 2
-    (letter,) = office.rig.center.dead_jobs(biz_type="shop")
+    (letter,) = office.rig.center.dead(biz_type="shop")
     assert letter.error.startswith("webhook shop: answered 500: \\x1b[31mno")
     assert letter.error.isprintable()
     assert len(letter.error) < 300
@@ -138,7 +140,7 @@ def test_410_disables_the_destination_and_its_jobs_wait(
         assert office.rig.row(job_id)[:2] == (Status.PENDING, 0)
     assert len(receiver.requests) == 1
     assert "answered 410 (gone)" in caplog.text
-    assert [event.what for event in center.events(first)] == [DISABLE_EVENT]
+    assert [event.what for event in office.events(first)] == [DISABLE_EVENT]
     office.refresh()
     assert metric("toc_webhooks_disabled") == 1
     receiver.answer = answer_ok
@@ -179,7 +181,7 @@ def test_a_slow_drip_and_a_silent_receiver_end_at_the_time_limit(
     ids = [office.rig.center.schedule(1, NOW, biz_type=name) for name in ("drip", "silent")]
     office.rig.wait_for(Status.DEAD, *ids, seconds=60)
     for name in ("drip", "silent"):
-        (letter,) = office.rig.center.dead_jobs(biz_type=name)
+        (letter,) = office.rig.center.dead(biz_type=name)
         assert letter.error == f"webhook {name}: no answer within 1 s"
 
 

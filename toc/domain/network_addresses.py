@@ -73,7 +73,9 @@ _RANGES: tuple[tuple[Network, str], ...] = tuple(
     )
 )
 _GLOBAL_UNICAST_IPV6 = IPv6Network("2000::/3")
-_HOST_ENTRY = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
+_HOST_ENTRY = re.compile(
+    r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*"
+)
 _LOOKS_LIKE_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 

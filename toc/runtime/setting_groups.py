@@ -511,9 +511,7 @@ class WebhookSettings(_SettingGroup):
     key_file: str | None = Field(
         None, min_length=1, description="file with the keys, one on a line, instead of `key`"
     )
-    destinations_max: int = Field(
-        1000, ge=1, le=10_000, description="destinations in all, at most"
-    )
+    destinations_max: int = Field(1000, ge=1, le=10_000, description="destinations in all, at most")
     allow: tuple[str, ...] = Field(
         (),
         description="networks and hosts that webhooks may reach: '10.0.0.0/8', 'hooks.example.com', "
@@ -553,7 +551,10 @@ class WebhookSettings(_SettingGroup):
         description="failed requests in a row after which a destination's circuit breaker opens",
     )
     open_s: float = Field(
-        10, ge=0.1, le=3600, description="how long a circuit breaker is open before one request probes it"
+        10,
+        ge=0.1,
+        le=3600,
+        description="how long a circuit breaker is open before one request probes it",
     )
     open_s_max: float = Field(
         300, ge=0.1, le=86_400, description="the same after further failures; it doubles up to this"

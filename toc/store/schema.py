@@ -3,8 +3,8 @@
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
-people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status) and
-`toc_declared_type` (the declarations of types: each change is a row), `toc_webhook` (the destinations
+people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status),
+`toc_declared_type` (the declarations of types: each change is a row) and `toc_webhook` (the destinations
 of webhooks).
 """
 

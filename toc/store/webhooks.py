@@ -107,7 +107,9 @@ class WebhookTable:
             raise InvalidInput("webhook", row.name, rule)
         names = connection.execute(select(c.name).limit(self._rows_max)).all()
         if len(names) >= self._rows_max:
-            rule = f"the table has webhooks.destinations_max ({self._rows_max}) rows, removed ones too"
+            rule = (
+                f"the table has webhooks.destinations_max ({self._rows_max}) rows, removed ones too"
+            )
             raise InvalidInput("webhook", row.name, rule)
         connection.execute(insert(table).values(name=row.name, **values))
 

@@ -100,9 +100,7 @@ class DestinationClient:
             text = make_snippet(str(error).encode(errors="replace")) or type(error).__name__
             raise DeliveryFailedError(f"{type(error).__name__}: {text}") from None
 
-    async def _send_request(
-        self, headers: Sequence[tuple[bytes, bytes]], body: bytes
-    ) -> Answer:
+    async def _send_request(self, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Answer:
         url, limits = self._url, self._settings
         request = httpcore.Request(
             b"POST",

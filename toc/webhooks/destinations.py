@@ -154,5 +154,3 @@ class Destinations(Service):
             self._made = self._made | {row.name: Unusable(f"is disabled: {reason}")}
         self._table.disable_after_answer(disabled, job_id, actor)
         self.wake()
-
-

@@ -58,7 +58,9 @@ class DestinationGate:
         self._queue: deque[asyncio.Future[None]] = deque()
         self._is_active = False
         self._mean_s = _MEAN_S_MIN  # duration of a request
-        self._next_turn_s = 0.0  # the monotonic time of the turn that the last waiting job may expect
+        self._next_turn_s = (
+            0.0  # the monotonic time of the turn that the last waiting job may expect
+        )
         self._failures = 0
         self._open_until_s: float | None = None  # None: the circuit breaker is closed
         self._open_s = settings.open_s

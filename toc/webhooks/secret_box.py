@@ -25,9 +25,7 @@ KEYS_MAX = 16
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 _KEY_LINE = re.compile(r"([A-Za-z0-9_-]{1,16}):([A-Za-z0-9+/]{43}=)", re.ASCII)
 _SEALED = re.compile(r"([A-Za-z0-9_-]{1,16}):([A-Za-z0-9+/]+={0,2})", re.ASCII)
-_HOW = (
-    "set webhooks.key_file (or TOC_WEBHOOKS__KEY) to keys as `toc webhooks new-key` prints them"
-)
+_HOW = "set webhooks.key_file (or TOC_WEBHOOKS__KEY) to keys as `toc webhooks new-key` prints them"
 
 
 class SecretUnreadableError(Exception):
@@ -45,7 +43,9 @@ class SecretBox:
     def __init__(self, lines: Sequence[str], source: str) -> None:
         self._ciphers: dict[str, AESGCM] = {}
         if not 1 <= len(lines) <= KEYS_MAX:
-            raise SettingsError(f"{source}: has {len(lines)} keys, must have 1 to {KEYS_MAX}: {_HOW}")
+            raise SettingsError(
+                f"{source}: has {len(lines)} keys, must have 1 to {KEYS_MAX}: {_HOW}"
+            )
         for number, line in enumerate(lines, 1):
             found = _KEY_LINE.fullmatch(line)
             if found is None or found[1] in self._ciphers:

@@ -14,14 +14,12 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from toc.domain.job import Job
-from toc.domain.retry_policies import RetryPolicy
 from toc.domain.times import datetime_of
 from toc.domain.webhook_urls import WebhookUrl
-from toc.errors import InvalidInput, StoreUnavailable
-from toc.handlers.registry import HandlerSpec
+from toc.errors import StoreUnavailable
 from toc.handlers.verdicts import Retry, Snooze
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -43,28 +41,17 @@ from toc.webhooks.signing import signature_headers
 
 log = logging.getLogger(__name__)
 
-SINK_PREFIX = "webhook:"
-NOT_READY_WAIT_S = 5.0  # while no database has answered yet
+SINK_KIND = "webhook"
+"""The part of a type's sink before the colon; the name of the destination follows."""
+READY_S_MAX, READY_POLL_S = (
+    2.0,
+    0.05,
+)  # how long a handler waits for the first read of the destinations
+NOT_READY_WAIT_S = 5.0  # how long a job waits if no database has answered until then
 _SHARE_OF_TASKS = 0.75  # of worker.async_concurrency: the rest is for other `async def` handlers
-_TIMEOUT_MARGIN_S = 0.5  # a request ends so long before its handler's timeout
 _GONE = 410
 _UNHEALTHY = (408, 425, 429)
 _PAUSING = (429, 503)
-
-
-class SinkType(Protocol):
-    """What the sender needs to know of a declared type."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def timeout_s(self) -> float: ...
-    @property
-    def max_attempts(self) -> int: ...
-    @property
-    def retry(self) -> RetryPolicy: ...
-    @property
-    def sink(self) -> str | None: ...
 
 
 @dataclass(slots=True)
@@ -113,37 +100,16 @@ class WebhookSender:
     def stop(self) -> bool:
         return self.destinations.stop()
 
-    def handler_spec_of(self, declared: SinkType) -> HandlerSpec | None:
-        """The handler of a declared type; None: its sink is no webhook.
-
-        Raises InvalidInput for a sink without a name.
-        """
-        if declared.sink is None or not declared.sink.startswith(SINK_PREFIX):
-            return None
-        name = declared.sink.removeprefix(SINK_PREFIX)
-        if not name:
-            raise InvalidInput("sink", declared.sink, f"must be '{SINK_PREFIX}NAME'")
-        handler = self._make_handler(name, declared.timeout_s, declared.retry)
-        return HandlerSpec(
-            declared.name, handler, declared.timeout_s, declared.max_attempts, declared.retry,
-            is_async=True,
-        )  # fmt: skip
-
-    def _make_handler(
-        self, name: str, timeout_s: float, retry: RetryPolicy
-    ) -> Callable[[Job], Awaitable[Retry | Snooze | None]]:
-        total_s = max(min(self._total_s, timeout_s - _TIMEOUT_MARGIN_S), timeout_s / 2)
-        total_s = min(total_s, self._total_s)
+    def make_handler(self, name: str) -> Callable[[Job], Awaitable[Retry | Snooze | None]]:
+        """The handler of types whose sink is the destination `name`."""
 
         async def send_webhook(job: Job) -> Retry | Snooze | None:
-            return await self._send_job(job, name, total_s, retry)
+            return await self._send_job(job, name)
 
         return send_webhook
 
-    async def _send_job(
-        self, job: Job, name: str, total_s: float, retry: RetryPolicy
-    ) -> Retry | Snooze | None:
-        destination = self.destinations.get(name)
+    async def _send_job(self, job: Job, name: str) -> Retry | Snooze | None:
+        destination = await self._find_destination(name)
         if isinstance(destination, Unusable):
             return self._wait_for_destination(name, destination)
         gate = self._gate_of(name)
@@ -155,12 +121,17 @@ class WebhookSender:
         began_s, answer, failure, is_healthy = self._clock.monotonic_s(), None, "", None
         try:
             # Disabled while this job waited for its turn: nothing more is sent.
-            if isinstance(now := self.destinations.get(name), Unusable):
-                return self._wait_for_destination(name, now)
-            answer = await self._send_signed(now, job, total_s)
+            destination = self.destinations.get(name)
+            if isinstance(destination, Unusable):
+                return self._wait_for_destination(name, destination)
+            answer = await self._send_signed(destination, job)
             is_healthy = _is_answer_of_healthy_receiver(answer.status)
         except DeliveryFailedError as error:
             failure, is_healthy = str(error), False
+        except asyncio.CancelledError:
+            # Mostly by the type's timeout, if that is shorter than the limits of webhooks.
+            failure, is_healthy = "no answer within the timeout of the type", False
+            raise
         finally:
             seconds = self._clock.monotonic_s() - began_s
             was_open = gate.is_open
@@ -169,13 +140,24 @@ class WebhookSender:
         if answer is not None and answer.is_success:
             metrics.WEBHOOK_REQUESTS.labels(name, "done").inc()
             return None
-        return await self._fail_attempt(job, now, answer, failure, retry)
+        return await self._fail_attempt(job, destination, answer, failure)
 
-    async def _send_signed(self, destination: Destination, job: Job, total_s: float) -> Answer:
+    async def _find_destination(self, name: str) -> Destination | Unusable:
+        """The destination; waits a moment in a process that has just started to read them."""
+        found = self.destinations.get(name)
+        until_s = self._clock.monotonic_s() + READY_S_MAX
+        while isinstance(found, Unusable) and found.is_brief:
+            if self._clock.monotonic_s() >= until_s:
+                break
+            await asyncio.sleep(READY_POLL_S)
+            found = self.destinations.get(name)
+        return found
+
+    async def _send_signed(self, destination: Destination, job: Job) -> Answer:
         body = make_body(job)
         now_ms = self._clock.wall_ms()
         headers = self.signed_headers(destination, str(job.job_id), now_ms, body)
-        return await self._client_of(destination).post(headers, body, total_s)
+        return await self._client_of(destination).post(headers, body, self._total_s)
 
     def signed_headers(
         self, destination: Destination, message_id: str, now_ms: int, body: bytes
@@ -198,26 +180,22 @@ class WebhookSender:
         destination: Destination,
         answer: Answer | None,
         failure: str,
-        retry: RetryPolicy,
     ) -> Retry | Snooze:
         name = destination.row.name
         reason = f"webhook {name}: {failure or _describe(answer)}"
         if answer is not None and answer.status == _GONE:
             await self._disable(destination, job, reason)
             return self._snooze(self._settings.disabled_wait_s)
-        after_s = retry.delay_s(job.attempts, self._rng.uniform(-1, 1))
-        outcome = "failed"
+        outcome, asked_s = "failed", None
         if answer is not None:
             outcome = "refused" if 400 <= answer.status <= 499 else "failed"
             asked_s = seconds_of_retry_after(
                 answer.retry_after, self._clock.wall_ms() / 1000, self._settings.retry_after_s_max
             )
-            if asked_s is not None:
-                after_s = asked_s
-                if answer.status in _PAUSING:
-                    self._gate_of(name).pause(asked_s)
+            if asked_s is not None and answer.status in _PAUSING:
+                self._gate_of(name).pause(asked_s)
         metrics.WEBHOOK_REQUESTS.labels(name, outcome).inc()
-        return Retry(after_s, reason)
+        return Retry(asked_s, reason)
 
     async def _disable(self, destination: Destination, job: Job, reason: str) -> None:
         name = destination.row.name
@@ -249,7 +227,9 @@ class WebhookSender:
         self, name: str, gate: DestinationGate, *, was_open: bool, failure: str
     ) -> None:
         if gate.is_open and not was_open:
-            text = "webhook %s fails, and its jobs wait until it answers again; the last failure: %s"
+            text = (
+                "webhook %s fails, and its jobs wait until it answers again; the last failure: %s"
+            )
             log.warning(text, name, failure)
         elif was_open and not gate.is_open:
             log.info("webhook %s answers again", name)

@@ -23,9 +23,7 @@ def new_secret() -> str:
 
 def secret_bytes_of(text: str) -> bytes:
     """The bytes of a secret text. Raises InvalidInput, which does not show the secret."""
-    rule = (
-        f"must be '{SECRET_PREFIX}' and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes as base64"
-    )
+    rule = f"must be '{SECRET_PREFIX}' and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes as base64"
     try:
         found = base64.b64decode(text.removeprefix(SECRET_PREFIX), validate=True)
     except (binascii.Error, ValueError):
