@@ -91,10 +91,10 @@ URL_ATTACKS: dict[str, str] = {
     "https://*.example.com/": HOST,
     # letters and digits of other scripts
     "https://①②⑦.⓪.⓪.①/": IDN,
-    "https://１２７.０.０.１/": IDN,
+    "https://\uff11\uff12\uff17.\uff10.\uff10.\uff11/": IDN,
     "https://127。0。0。1/": IDN,
     "https://ⓛocalhost/": IDN,
-    "https://ｌｏｃａｌｈｏｓｔ/": IDN,
+    "https://\uff4c\uff4f\uff43\uff41\uff4c\uff48\uff4f\uff53\uff54/": IDN,
     "https://example。com/": IDN,
     "https://exam\u00adple.com/": IDN,
     "https://exa\u200bmple.com/": IDN,
@@ -163,7 +163,7 @@ URL_ATTACKS: dict[str, str] = {
 }
 
 ADDRESS_ATTACKS: dict[str, str] = {
-    "0.0.0.0": "unspecified",
+    "0.0.0.0": "unspecified",  # noqa: S104 - not to listen on
     "0.1.2.3": "unspecified",
     "10.0.0.1": "private",
     "10.255.255.255": "private",

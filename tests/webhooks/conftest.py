@@ -12,8 +12,8 @@ import pytest
 from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok
 from tests.worker.rig import Rig
-from toc.domain.retry_policies import DelayList
 from toc.domain.job import Event
+from toc.domain.retry_policies import DelayList
 from toc.runtime.setting_groups import WebhookSettings
 from toc.store.events import read_events
 from toc.store.webhooks import WebhookRow, WebhookTable
@@ -34,8 +34,10 @@ class PostOffice:
         self.secrets: dict[str, str] = {}
         self.receivers: list[Receiver] = []
         self.sender = WebhookSender(
-            rig.settings, self.databases, rig.clock, random.Random(1), "tests", resolve
-        )
+            rig.settings, self.databases, rig.clock,
+            random.Random(1),  # noqa: S311 - varies waits
+            "tests", resolve,
+        )  # fmt: skip
 
     def receive(self, name: str, answer: Answer = answer_ok, **terms: Any) -> Receiver:
         """A receiver, its destination, and the type that is sent there."""

@@ -159,7 +159,7 @@ def test_retry_after_is_followed(post_office: MakePostOffice) -> None:
     office.rig.wait_for(Status.PENDING, job_id)
     due_ms = office.rig.row(job_id).due_ms
     assert due_ms is not None
-    assert 300_000 < due_ms - office.rig.row(job_id).action_ms
+    assert due_ms - office.rig.row(job_id).action_ms > 300_000
 
 
 def test_a_slow_drip_and_a_silent_receiver_end_at_the_time_limit(

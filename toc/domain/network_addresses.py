@@ -103,7 +103,7 @@ def is_host_in(host: str, entries: Iterable[str]) -> bool:
 
 
 def ends_in_number(host: str) -> bool:
-    """Whether programs may take the host for an IPv4 address: its last part is a number (as in WHATWG URL)."""
+    """Whether programs may take the host for an IPv4 address, because its last part is a number."""
     return _LOOKS_LIKE_NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]) is not None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from toc.domain.network_addresses import Address, AllowList, ends_in_number, is_host_in
 from toc.errors import InvalidInput
@@ -29,7 +29,7 @@ _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 class UrlRules:
     """Which URLs are permitted: `webhooks.allow`, `webhooks.allow_http` and `webhooks.ports`."""
 
-    allow: AllowList = AllowList()
+    allow: AllowList = field(default_factory=AllowList)
     http_hosts: tuple[str, ...] = ()
     ports: tuple[int, ...] = (443,)
 
@@ -131,9 +131,8 @@ def _parse_host(text: str) -> tuple[str, Address | None]:
 def _parse_ipv6(text: str) -> tuple[str, Address]:
     inner = text[1:-1]
     try:
-        if "%" in inner or not inner.isascii():
-            raise ValueError
-        address = ipaddress.IPv6Address(inner)
+        # A zone, behind "%", is no part of an address.
+        address = ipaddress.IPv6Address("" if "%" in inner or not inner.isascii() else inner)
     except ValueError:
         rule = "must have an IPv6 address in the brackets, without a zone"
         raise InvalidInput(_FIELD, text, rule) from None

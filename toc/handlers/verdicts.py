@@ -22,7 +22,8 @@ class Verdict(Exception):
 class Retry(Verdict):
     """Retries the job after `after` seconds (or a timedelta), instead of after the type's back-off.
 
-    None: after the type's back-off, as after an exception, but without a traceback in logs. The run counts as an attempt; after the last attempt the job is dead.
+    None: after the type's back-off, as after an exception, but logs and dead letters have no traceback. The
+    run counts as an attempt; after the last attempt the job is dead.
     """
 
     def __init__(

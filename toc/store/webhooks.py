@@ -66,7 +66,12 @@ class WebhookTable:
             c.name, c.version, c.url, c.secret, c.old_secret, c.old_secret_end_time, c.disabled_time,
             c.disabled_reason, c.removed,
         ).order_by(c.name).limit(self._rows_max)  # fmt: skip
-        return [WebhookRow(*row[:-1], is_removed=bool(row[-1])) for row in database.select(query)]
+        return [
+            WebhookRow(
+                **dict(zip(WebhookRow._fields, row, strict=True)) | {"is_removed": bool(row[8])}
+            )
+            for row in database.select(query)
+        ]
 
     def read_all(self) -> dict[str, WebhookRow]:
         """The destinations by name, from all databases. Raises StoreUnavailable if one does not answer."""

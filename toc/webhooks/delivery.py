@@ -94,7 +94,7 @@ class DestinationClient:
             if not limit.expired():
                 raise
             raise DeliveryFailedError(f"no answer within {total_s:g} s") from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - see below
             # httpcore's and anyio's errors, and those of the rules; none has a common base class. Their
             # texts may hold what the receiver sent.
             text = make_snippet(str(error).encode(errors="replace")) or type(error).__name__

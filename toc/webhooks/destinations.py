@@ -68,7 +68,7 @@ def url_rules_of(settings: WebhookSettings) -> UrlRules:
 
 
 def make_destination(row: WebhookRow, rules: UrlRules, box: SecretBox) -> Destination | Unusable:
-    """Checks and decrypts a row. The URL is checked again: the settings may have changed since it was added."""
+    """Checks and decrypts a row. The URL is checked again: the settings may have changed meanwhile."""
     if row.is_removed:
         return Unusable("is removed")
     if row.disabled_ms is not None:

@@ -102,7 +102,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the parent's signature
+        timeout: float | None = None,
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
@@ -131,7 +131,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
         self,
         addresses: Sequence[Address],
         port: int,
-        timeout: float | None,  # noqa: ASYNC109 - of one try; the caller limits all of them
+        timeout: float | None,
         socket_options: Iterable[Any] | None,
     ) -> httpcore.AsyncNetworkStream:
         """Connects to the first of the checked addresses that answers."""
@@ -149,7 +149,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
     async def connect_unix_socket(
         self,
         path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - the parent's signature
+        timeout: float | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         raise ConnectionRefusedByRuleError("webhooks connect to no Unix socket")

@@ -27,6 +27,7 @@ from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.process_info import toc_version
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+from toc.store.webhooks import WebhookRow
 from toc.webhooks.delivery import (
     Answer,
     DeliveryFailedError,
@@ -118,29 +119,30 @@ class WebhookSender:
         except MustWaitError as wait:
             metrics.WEBHOOK_REQUESTS.labels(name, "wait").inc()
             return Snooze(timedelta(seconds=wait.wait_s))
-        began_s, answer, failure, is_healthy = self._clock.monotonic_s(), None, "", None
+        answer, failure, is_healthy = None, "", None
+        began_s = self._clock.monotonic_s()
         try:
-            # Disabled while this job waited for its turn: nothing more is sent.
-            destination = self.destinations.get(name)
-            if isinstance(destination, Unusable):
-                return self._wait_for_destination(name, destination)
-            answer = await self._send_signed(destination, job)
+            now = self.destinations.get(name)
+            if isinstance(now, Unusable):  # disabled while this job waited for its turn
+                return self._wait_for_destination(name, now)
+            row = now.row
+            answer = await self.send_message(now, str(job.job_id), make_body(job))
             is_healthy = _is_answer_of_healthy_receiver(answer.status)
+            failure = "" if answer.is_success else _describe(answer)
         except DeliveryFailedError as error:
-            failure, is_healthy = str(error), False
+            is_healthy, failure = False, str(error)
         except asyncio.CancelledError:
             # Mostly by the type's timeout, if that is shorter than the limits of webhooks.
-            failure, is_healthy = "no answer within the timeout of the type", False
+            is_healthy, failure = False, "no answer within the timeout of the type"
             raise
         finally:
-            seconds = self._clock.monotonic_s() - began_s
-            was_open = gate.is_open
+            was_open, seconds = gate.is_open, self._clock.monotonic_s() - began_s
             gate.end(is_probe=is_probe, is_healthy=is_healthy, seconds=seconds)
-            self._note_breaker(name, gate, was_open=was_open, failure=failure or _describe(answer))
-        if answer is not None and answer.is_success:
+            self._note_breaker(name, gate, was_open=was_open, failure=failure)
+        if not failure:
             metrics.WEBHOOK_REQUESTS.labels(name, "done").inc()
             return None
-        return await self._fail_attempt(job, destination, answer, failure)
+        return await self._fail_attempt(job, row, answer, failure)
 
     async def _find_destination(self, name: str) -> Destination | Unusable:
         """The destination; waits a moment in a process that has just started to read them."""
@@ -153,38 +155,31 @@ class WebhookSender:
             found = self.destinations.get(name)
         return found
 
-    async def _send_signed(self, destination: Destination, job: Job) -> Answer:
-        body = make_body(job)
+    async def send_message(self, destination: Destination, message_id: str, body: bytes) -> Answer:
+        """Sends one signed request. Raises DeliveryFailedError. No header has a token of toc."""
         now_ms = self._clock.wall_ms()
-        headers = self.signed_headers(destination, str(job.job_id), now_ms, body)
-        return await self._client_of(destination).post(headers, body, self._total_s)
-
-    def signed_headers(
-        self, destination: Destination, message_id: str, now_ms: int, body: bytes
-    ) -> list[tuple[bytes, bytes]]:
-        """All headers of a request but Host. None of them has a token of toc."""
-        keys = destination.signing_keys(now_ms)
-        return [
+        headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"user-agent", self._user_agent),
             (b"accept-encoding", b"identity"),
-            *signature_headers(message_id, now_ms // 1000, body, keys),
+            *signature_headers(message_id, now_ms // 1000, body, destination.signing_keys(now_ms)),
         ]
+        return await self._client_of(destination).post(headers, body, self._total_s)
 
     # ---- failures and waits
 
     async def _fail_attempt(
         self,
         job: Job,
-        destination: Destination,
+        row: WebhookRow,
         answer: Answer | None,
         failure: str,
     ) -> Retry | Snooze:
-        name = destination.row.name
-        reason = f"webhook {name}: {failure or _describe(answer)}"
+        name = row.name
+        reason = f"webhook {name}: {failure}"
         if answer is not None and answer.status == _GONE:
-            await self._disable(destination, job, reason)
+            await self._disable(row, job, reason)
             return self._snooze(self._settings.disabled_wait_s)
         outcome, asked_s = "failed", None
         if answer is not None:
@@ -197,8 +192,8 @@ class WebhookSender:
         metrics.WEBHOOK_REQUESTS.labels(name, outcome).inc()
         return Retry(asked_s, reason)
 
-    async def _disable(self, destination: Destination, job: Job, reason: str) -> None:
-        name = destination.row.name
+    async def _disable(self, row: WebhookRow, job: Job, reason: str) -> None:
+        name = row.name
         metrics.WEBHOOK_REQUESTS.labels(name, "refused").inc()
         log.error(
             "webhook %s answered 410 (gone) to job %d and is disabled: its jobs wait. When the receiver is "
@@ -208,7 +203,7 @@ class WebhookSender:
         try:
             await asyncio.to_thread(
                 self.destinations.disable,
-                destination.row, job.job_id, self._actor, reason, self._clock.wall_ms(),
+                row, job.job_id, self._actor, reason, self._clock.wall_ms(),
             )  # fmt: skip
         except StoreUnavailable as error:
             text = "webhook %s could not be disabled in the databases; the next 410 tries again: %s"
@@ -304,8 +299,6 @@ def _is_answer_of_healthy_receiver(status: int) -> bool:
     return 200 <= status <= 299 or (400 <= status <= 499 and status not in _UNHEALTHY)
 
 
-def _describe(answer: Answer | None) -> str:
-    if answer is None:
-        return "no answer"
+def _describe(answer: Answer) -> str:
     kind = " (a redirect, which is not followed)" if 300 <= answer.status <= 399 else ""
     return f"answered {answer.status}{kind}{': ' if answer.snippet else ''}{answer.snippet}"
