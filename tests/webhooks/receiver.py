@@ -88,7 +88,8 @@ class Receiver:
         return Counter(request.headers["webhook-id"] for request in self.requests)
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
 
     def _run(self) -> None:

@@ -60,15 +60,13 @@ def test_a_failing_receiver_is_left_alone_and_its_jobs_lose_no_attempt(
     ids = office.rig.center.schedule_many(
         {"biz_id": n, "action_time": NOW, "biz_type": "shop"} for n in range(20)
     )
-    wait_until(
-        lambda: metric("toc_webhook_breaker_open", webhook="shop") == 1, "the breaker to open"
-    )
+    wait_until(is_breaker_open, "the breaker to open")
     wait_until(lambda: len(receiver.requests) > 5, "probes")
     attempts = sum(office.rig.row(job_id).attempts for job_id in ids)
     assert attempts <= len(receiver.requests) + 20  # no more than that run now
     receiver.answer = answer_with(reply(200))
     office.rig.wait_for(Status.DONE, *ids, seconds=90)
-    assert metric("toc_webhook_breaker_open", webhook="shop") == 0
+    assert not is_breaker_open()
     total = sum(office.rig.row(job_id).attempts for job_id in ids)
     assert total == len(receiver.requests)
 
@@ -100,6 +98,10 @@ class Process:
         return Counter(self._file.read_text().split() if self._file.exists() else ())
 
 
+def is_breaker_open() -> bool:
+    return metric("toc_webhook_breaker_open", webhook="shop") == 1
+
+
 def test_a_receiver_that_is_killed_in_the_middle_loses_no_job(
     post_office: MakePostOffice, tmp_path: Path
 ) -> None:
@@ -126,10 +128,7 @@ def test_a_receiver_that_is_killed_in_the_middle_loses_no_job(
         for part in (0.2, 0.5):
             wait_until(lambda part=part: len(receiver.ids) > part * jobs, "requests", 90)
             receiver.kill()
-            opened = "shop"
-            wait_until(
-                lambda: metric("toc_webhook_breaker_open", webhook=opened) == 1, "the breaker", 60
-            )
+            wait_until(is_breaker_open, "the breaker to open", 60)
             assert len(receiver.ids) < jobs, "it was killed too late to show anything"
             receiver.start()
         office.rig.wait_for(Status.DONE, *ids, seconds=100)

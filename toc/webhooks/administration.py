@@ -29,8 +29,9 @@ PING_TYPE = "toc.ping"
 
 
 class WebhookAdministration:
-    """Changes of destinations. Each call reads and writes all databases: each raises StoreUnavailable if one
-    does not answer, and then the same call must be made again.
+    """Changes of destinations, in all databases.
+
+    A call raises StoreUnavailable if a database does not answer; then it must be made again.
     """
 
     def __init__(self, settings: Settings, databases: Databases, clock: Clock) -> None:
@@ -68,7 +69,7 @@ class WebhookAdministration:
         return given
 
     def rotate(self, name: str, secret: str | None) -> tuple[str, int]:
-        """Replaces the secret. Requests are signed with the old secret too, until webhooks.rotation_s is over.
+        """Replaces the secret. Requests are signed with the old one too, until webhooks.rotation_s is over.
 
         Returns the new secret, and the end of the old one in ms since 1970. Raises InvalidInput while an
         earlier rotation goes on: a third secret would end the oldest one early.
