@@ -61,6 +61,7 @@ class Place:
             "toc_event",
             "toc_purge",
             "toc_declared_type",
+            "toc_webhook",
         ]
         marks = f"DELETE FROM toc_meta WHERE name IN ('{ARCHIVED}', '{RECONCILED}')"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)
