@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
+from toc.cli.clients import current_person
 from toc.cli.common_options import serving_command
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
@@ -17,9 +19,13 @@ from toc.handlers.builtin import make_printing_handler
 from toc.handlers.registry import Registry
 from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.node.node import Node
+from toc.node.type_settings import apply_declarations
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import DEV_DIR, Settings, load_settings
 from toc.store import migrate
+from toc.store.database_metadata import DatabaseMetadata
+from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypes
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +57,8 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
         handlers = import_handlers(app) if app else _make_printing_handlers()
         settings = here.load_dev_settings()
         migrate.upgrade(settings)
+        if settings.types:
+            _declare_types(settings)
         with redis:
             node = Node(settings, handlers=handlers)
             node.start()
@@ -65,6 +73,15 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
                 typer.echo("stopping ...")
             finally:
                 node.stop()
+
+
+def _declare_types(settings: Settings) -> None:
+    """Declares the types of toc.toml."""
+    databases = Databases.from_settings(settings, SystemClock(), pool_size=1)
+    with closing(databases):
+        types = DatabaseMetadata(databases).types
+        declared = DeclaredTypes(databases, types, settings.limits.declared_types)
+        apply_declarations(settings, declared, current_person(), "toc dev")
 
 
 def _make_printing_handlers() -> Registry:

@@ -19,6 +19,7 @@ from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
+from toc.store.declared_types import delete_old_versions
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
@@ -30,7 +31,8 @@ REST_S_MAX = 60.0  # the longest pause, after a slow page
 
 
 class PurgeResult(NamedTuple):
-    """How many rows a pass has deleted. `held`: jobs old enough to delete but not in the archive yet."""
+    """How many rows a pass has deleted. `events`: with replaced declarations of types. `held`: jobs that are
+    old enough to delete but not in the archive yet."""
 
     jobs: int
     events: int
@@ -208,6 +210,10 @@ class Purger(Service):
         metrics.PURGED.labels("event").inc(deleted)
         self._deleted_events += deleted
         self._after = after or 0
+        if after is None:  # the last page of events
+            deleted = delete_old_versions(self._database, before_ms, self._settings.page)
+            metrics.PURGED.labels("declaration").inc(deleted)
+            self._deleted_events += deleted
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
         self._events_left = after is not None or delete_oldest_counts(
             self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
