@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Toc
+from tests.cli.processes import Process, wait_until
 from tests.webhooks.receiver import Receiver, answer_with, reply
 
 SECRET = "whsec_" + "A" * 43 + "="
@@ -185,3 +186,18 @@ def test_with_both_keys_the_secrets_are_encrypted_again(
     monkeypatch.setenv("TOC_WEBHOOKS__KEY", new)
     assert toc("webhooks", "test", "shop").code == 0
     receiver.requests[-1].verify(secret)
+
+
+def test_a_worker_process_sends_the_jobs_of_a_type(
+    toc: Toc, settings: str, receiver: Receiver, start: Callable[..., Process]
+) -> None:
+    secret = toc("webhooks", "add", "shop", settings, "--json").json["secret"]
+    declared = toc("types", "declare", "order.close", "--sink", "webhook:shop")
+    assert declared.code == 0, declared.err
+    assert toc("worker", "--sinks-only", "--app", "shop").code == 2
+    in_force = {name: value for name, value in os.environ.items() if name.startswith("TOC_")}
+    start(in_force, "worker", "--sinks-only").says("runs types with a sink", 60)
+    job_id = toc("schedule", 42, "0s", "--type", "order.close", "--json").json["job_id"]
+    wait_until(lambda: bool(receiver.requests), "the request", 60)
+    receiver.requests[0].verify(secret)
+    assert receiver.requests[0].headers["webhook-id"] == job_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,10 +25,7 @@ WITHOUT_EXTRA_WAIT_S = 300.0
 
 
 class WebhookSink:
-    """The sink "webhook:NAME". Its parts, and the packages of toc[web], are loaded at the first use.
-
-    `add_closer(close)`: adds a function that the event loop of handlers calls before it ends.
-    """
+    """The sink "webhook:NAME". Its parts, and the packages of toc[web], are loaded at the first use."""
 
     def __init__(
         self,
@@ -37,10 +33,9 @@ class WebhookSink:
         databases: Databases,
         clock: Clock,
         actor: str,
-        add_closer: Callable[[Callable[[], Awaitable[None]]], object],
     ) -> None:
-        self._settings, self._databases, self._clock = settings, databases, clock
-        self._actor, self._add_closer = actor, add_closer
+        self._settings, self._databases = settings, databases
+        self._clock, self._actor = clock, actor
         self._lock = threading.Lock()
         self.sender: WebhookSender | None = None
 
@@ -63,9 +58,13 @@ class WebhookSink:
 
         rng = random.Random()  # noqa: S311 - varies waits
         sender = WebhookSender(self._settings, self._databases, self._clock, rng, self._actor)
-        self._add_closer(sender.close_connections)
         sender.start()
         return sender
+
+    async def close_connections(self) -> None:
+        """Closes the connections to receivers. To be called on the event loop of handlers."""
+        if self.sender is not None:
+            await self.sender.close_connections()
 
     def stop(self) -> bool:
         return True if self.sender is None else self.sender.stop()
