@@ -9,7 +9,7 @@ import pytest
 
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import WebhookSettings
-from toc.webhooks.gate import DestinationGate, HandlerShares, MustWaitError
+from toc.webhooks.gate import DestinationGate, HandlerShares, MustWaitError, Turn
 
 
 class SetClock(SystemClock):
@@ -31,63 +31,67 @@ def make_gate(
     return gate, clock
 
 
-def begin(gate: DestinationGate) -> bool:
+def begin(gate: DestinationGate) -> Turn:
     return asyncio.run(gate.begin())
 
 
-def request(gate: DestinationGate, *, is_healthy: bool, seconds: float = 0.0) -> bool:
-    is_probe = begin(gate)
-    gate.end(is_probe=is_probe, is_healthy=is_healthy, seconds=seconds)
-    return is_probe
+def request(
+    gate: DestinationGate, clock: SetClock, *, is_healthy: bool, seconds: float = 0.0
+) -> bool:
+    """One request; True: it was a probe."""
+    turn = begin(gate)
+    clock.now_s += seconds
+    gate.end(turn, is_healthy=is_healthy)
+    return turn.is_probe
 
 
 def test_it_opens_after_failures_in_a_row_and_one_probe_closes_it() -> None:
     gate, clock = make_gate()
     for is_healthy in (False, False, True, False, False, False):
         assert not gate.is_open
-        assert not request(gate, is_healthy=is_healthy)
+        assert not request(gate, clock, is_healthy=is_healthy)
     assert gate.is_open
     with pytest.raises(MustWaitError) as wait:
         begin(gate)
     assert 10 <= wait.value.wait_s <= 10 * 1.25
     clock.now_s += 10
-    assert begin(gate)  # the probe
+    probe = begin(gate)
+    assert probe.is_probe
     with pytest.raises(MustWaitError):
         begin(gate)  # no second one
-    gate.end(is_probe=True, is_healthy=True, seconds=0.0)
+    gate.end(probe, is_healthy=True)
     assert not gate.is_open
-    assert not request(gate, is_healthy=True)
+    assert not request(gate, clock, is_healthy=True)
 
 
 def test_a_probe_that_fails_opens_it_for_twice_the_time_up_to_a_bound() -> None:
     gate, clock = make_gate()
     for _ in range(3):
-        request(gate, is_healthy=False)
+        request(gate, clock, is_healthy=False)
     for open_s in (10, 20, 40, 40):
         clock.now_s += open_s - 0.1
         with pytest.raises(MustWaitError):
             begin(gate)
         clock.now_s += 0.1
-        assert request(gate, is_healthy=False)
+        assert request(gate, clock, is_healthy=False)
 
 
 def test_a_probe_whose_result_is_not_known_lets_the_next_one_probe() -> None:
     gate, clock = make_gate()
     for _ in range(3):
-        request(gate, is_healthy=False)
+        request(gate, clock, is_healthy=False)
     clock.now_s += 10
-    is_probe = begin(gate)
-    gate.end(is_probe=is_probe, is_healthy=None, seconds=0.0)
+    gate.end(begin(gate), is_healthy=None)
     assert gate.is_open
-    assert begin(gate)
+    assert begin(gate).is_probe
 
 
 def test_a_success_of_an_old_request_does_not_close_it() -> None:
-    gate, _ = make_gate()
+    gate, clock = make_gate()
     slow = begin(gate)
     for _ in range(3):
-        request(gate, is_healthy=False)
-    gate.end(is_probe=slow, is_healthy=True, seconds=0.0)
+        request(gate, clock, is_healthy=False)
+    gate.end(slow, is_healthy=True)
     assert gate.is_open
 
 
@@ -98,28 +102,24 @@ def test_a_pause_that_the_receiver_asks_for_is_bounded() -> None:
     with pytest.raises(MustWaitError):
         begin(gate)
     clock.now_s += 0.1
-    assert begin(gate)
+    assert begin(gate).is_probe
 
 
 def test_a_busy_destination_keeps_its_share_and_others_get_theirs() -> None:
     shares = HandlerShares(8)
-    slow, _ = make_gate(shares, concurrency=100)
+    slow, clock = make_gate(shares, concurrency=100)
     fast, _ = make_gate(shares, concurrency=100)
-    slow.end(
-        is_probe=begin(slow), is_healthy=True, seconds=300.0
-    )  # its requests are known to be slow
-    for _ in range(8):
-        begin(slow)
+    turns = [begin(slow) for _ in range(8)]
+    clock.now_s += 30
     with pytest.raises(MustWaitError):
-        begin(slow)
-    for _ in range(4):
-        begin(fast)
+        begin(slow)  # none of its requests has ended: they are slow
+    others = [begin(fast) for _ in range(4)]
     assert shares.active == 2
-    slow.end(is_probe=False, is_healthy=True, seconds=300.0)
+    slow.end(turns.pop(), is_healthy=True)
     with pytest.raises(MustWaitError):
         begin(slow)  # 7 run, and its share is 4 now
-    for _ in range(4):
-        fast.end(is_probe=False, is_healthy=True, seconds=0.1)
+    for turn in others:
+        fast.end(turn, is_healthy=True)
     assert shares.active == 1
     begin(slow)
 
@@ -127,18 +127,15 @@ def test_a_busy_destination_keeps_its_share_and_others_get_theirs() -> None:
 def test_requests_to_a_quick_destination_wait_in_the_process_for_their_turn() -> None:
     async def run() -> None:
         gate, _ = make_gate(concurrency=2)
-        for _ in range(2):
-            await gate.begin()
+        turns = [await gate.begin() for _ in range(2)]
         waiting = [asyncio.ensure_future(gate.begin()) for _ in range(3)]
         await asyncio.sleep(0)
         assert not any(each.done() for each in waiting)
         waiting[1].cancel()
-        for _ in range(2):
-            gate.end(is_probe=False, is_healthy=True, seconds=0.001)
-        assert await waiting[0] is False
-        assert await waiting[2] is False
-        for _ in range(2):
-            gate.end(is_probe=False, is_healthy=True, seconds=0.001)
+        for turn in turns:
+            gate.end(turn, is_healthy=True)
+        for each in (waiting[0], waiting[2]):
+            gate.end(await each, is_healthy=True)
         assert not gate._running
         assert not gate._shares.active
 
@@ -148,12 +145,11 @@ def test_requests_to_a_quick_destination_wait_in_the_process_for_their_turn() ->
 def test_requests_that_wait_for_their_turn_do_not_start_when_it_opens() -> None:
     async def run() -> None:
         gate, _ = make_gate(concurrency=3)
-        for _ in range(3):
-            await gate.begin()
+        turns = [await gate.begin() for _ in range(3)]
         waiting = asyncio.ensure_future(gate.begin())
         await asyncio.sleep(0)
-        for _ in range(3):
-            gate.end(is_probe=False, is_healthy=False, seconds=0.001)
+        for turn in turns:
+            gate.end(turn, is_healthy=False)
         with pytest.raises(MustWaitError):
             await waiting
         assert not gate._running
@@ -165,7 +161,7 @@ def test_requests_that_wait_for_their_turn_do_not_start_when_it_opens() -> None:
 def test_waiting_jobs_return_at_the_pace_of_the_receiver() -> None:
     gate, clock = make_gate(concurrency=2)
     for _ in range(100):
-        request(gate, is_healthy=True, seconds=4.0)
+        request(gate, clock, is_healthy=True, seconds=4.0)
     for _ in range(2):
         begin(gate)
     waits = []
@@ -176,4 +172,3 @@ def test_waiting_jobs_return_at_the_pace_of_the_receiver() -> None:
     assert waits[0] < 2
     assert 20 < waits[10] < 30
     assert max(waits) <= 60 * 1.25
-    assert clock.now_s == 1000.0

@@ -1,7 +1,8 @@
 """Which requests to a destination may start now: a limit of concurrency, and a circuit breaker.
 
-A job that may not start waits in the database, not in the process: its handler snoozes. So a slow receiver
-keeps only its share of the handler tasks, and a failing receiver keeps none.
+A request waits for its turn in the process only if the turn will come soon. Otherwise its job waits in the
+database: the handler snoozes. So a slow receiver keeps only its share of the handler tasks, and a failing
+receiver keeps none.
 
 The circuit breaker opens after `failures_max` failed requests in a row. When it has been open for its time,
 one request probes the receiver; all others wait. If the probe fails, the breaker is open for twice the time.
@@ -13,6 +14,7 @@ import asyncio
 import random
 from collections import deque
 from contextlib import suppress
+from typing import NamedTuple
 
 from toc.runtime.clock import Clock
 from toc.runtime.setting_groups import WebhookSettings
@@ -32,8 +34,15 @@ class MustWaitError(Exception):
         super().__init__(reason)
 
 
+class Turn(NamedTuple):
+    """The right to send one request. `is_probe`: it probes an open circuit breaker."""
+
+    is_probe: bool
+    began_s: float
+
+
 class HandlerShares:
-    """How many handler tasks one destination may keep: an equal part of `tasks_max` for each active one.
+    """How many requests one destination may run: an equal part of `tasks_max` for each active one.
 
     A destination is active while it has requests that run or wait for their turn in the process.
     """
@@ -55,6 +64,8 @@ class DestinationGate:
     ) -> None:
         self._settings, self._shares, self._clock, self._rng = settings, shares, clock, rng
         self._running = 0
+        self._counted = 0  # running requests whose turn has been returned
+        self._began_sum_s = 0.0  # the sum of the times at which the running requests began
         self._queue: deque[asyncio.Future[None]] = deque()
         self._is_active = False
         self._mean_s = _MEAN_S_MIN  # duration of a request
@@ -73,11 +84,8 @@ class DestinationGate:
 
     # ---- turns
 
-    async def begin(self) -> bool:
-        """Returns when the request may start, at the latest after about QUEUE_S_MAX; True: it is the probe.
-
-        The caller must call `end` afterwards. Raises MustWaitError.
-        """
+    async def begin(self) -> Turn:
+        """Returns when the request may start. The caller must call `end` afterwards. Raises MustWaitError."""
         if not self._may_pass_breaker():
             if self._running < self._concurrency and not self._queue:
                 self._running += 1
@@ -85,20 +93,26 @@ class DestinationGate:
                 await self._wait_for_turn()
             self._update_active()
             if self._open_until_s is None:
-                return False
+                return self._make_turn(is_probe=False)
             # The breaker has opened while this request waited for its turn.
             self._give_turn_back()
             raise self._must_wait(self._open_until_s - self._clock.monotonic_s(), "does not answer")
         self._is_probing = True
         self._running += 1
         self._update_active()
-        return True
+        return self._make_turn(is_probe=True)
 
-    def end(self, *, is_probe: bool, is_healthy: bool | None, seconds: float) -> None:
-        """Ends a turn. is_healthy: whether the receiver answered as a working one; None: not known.
+    def _make_turn(self, *, is_probe: bool) -> Turn:
+        turn = Turn(is_probe, self._clock.monotonic_s())
+        self._counted += 1
+        self._began_sum_s += turn.began_s
+        return turn
 
-        `seconds`: the duration of the request.
-        """
+    def end(self, turn: Turn, *, is_healthy: bool | None) -> None:
+        """Ends a turn. is_healthy: whether the receiver answered as a working one; None: not known."""
+        self._counted -= 1
+        self._began_sum_s = self._began_sum_s - turn.began_s if self._counted else 0.0
+        is_probe, seconds = turn.is_probe, self._clock.monotonic_s() - turn.began_s
         self._mean_s += _NEWEST_WEIGHT * (max(seconds, _MEAN_S_MIN) - self._mean_s)
         if is_probe:
             self._is_probing = False
@@ -131,15 +145,19 @@ class DestinationGate:
 
     @property
     def _concurrency(self) -> int:
-        return min(self._settings.concurrency, self._share)  # guard: a destination has a share
+        share = self._shares.share_of(is_active=self._is_active)  # guard: a destination has a share
+        return min(self._settings.concurrency, share)
 
     @property
-    def _share(self) -> int:
-        return self._shares.share_of(is_active=self._is_active)
+    def _expected_s(self) -> float:
+        """How long a request takes. If none ends any more, as long as the running ones have taken by now."""
+        age_s = 0.0
+        if self._counted:
+            age_s = self._clock.monotonic_s() - self._began_sum_s / self._counted
+        return max(self._mean_s, age_s)
 
     async def _wait_for_turn(self) -> None:
-        expected_s = (len(self._queue) + 1) * self._mean_s / self._concurrency
-        if self._running + len(self._queue) >= self._share or expected_s > QUEUE_S_MAX:
+        if (len(self._queue) + 1) * self._expected_s / self._concurrency > QUEUE_S_MAX:
             raise self._must_wait(0.0, "is busy")
         turn = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
@@ -179,6 +197,6 @@ class DestinationGate:
         now_s, longest_s = self._clock.monotonic_s(), self._settings.wait_s_max
         base_s = max(now_s + max(after_s, WAIT_S_MIN), self._next_turn_s)
         base_s = min(base_s, now_s + longest_s)
-        self._next_turn_s = base_s + self._mean_s / self._concurrency
+        self._next_turn_s = base_s + self._expected_s / self._concurrency
         spread = 1 + _SPREAD * self._rng.random()
         return MustWaitError((base_s - now_s) * spread, reason)

@@ -49,7 +49,9 @@ READY_S_MAX, READY_POLL_S = (
     0.05,
 )  # how long a handler waits for the first read of the destinations
 NOT_READY_WAIT_S = 5.0  # how long a job waits if no database has answered until then
-_SHARE_OF_TASKS = 0.75  # of worker.async_concurrency: the rest is for other `async def` handlers
+_SHARE_OF_TASKS = (
+    0.75  # of worker.async_concurrency: the rest is for requests that wait, and other handlers
+)
 _GONE = 410
 _UNHEALTHY = (408, 425, 429)
 _PAUSING = (429, 503)
@@ -115,12 +117,11 @@ class WebhookSender:
             return self._wait_for_destination(name, destination)
         gate = self._gate_of(name)
         try:
-            is_probe = await gate.begin()
+            turn = await gate.begin()
         except MustWaitError as wait:
             metrics.WEBHOOK_REQUESTS.labels(name, "wait").inc()
             return Snooze(timedelta(seconds=wait.wait_s))
         answer, failure, is_healthy = None, "", None
-        began_s = self._clock.monotonic_s()
         try:
             now = self.destinations.get(name)
             if isinstance(now, Unusable):  # disabled while this job waited for its turn
@@ -136,8 +137,8 @@ class WebhookSender:
             is_healthy, failure = False, "no answer within the timeout of the type"
             raise
         finally:
-            was_open, seconds = gate.is_open, self._clock.monotonic_s() - began_s
-            gate.end(is_probe=is_probe, is_healthy=is_healthy, seconds=seconds)
+            was_open = gate.is_open
+            gate.end(turn, is_healthy=is_healthy)
             self._note_breaker(name, gate, was_open=was_open, failure=failure)
         if not failure:
             metrics.WEBHOOK_REQUESTS.labels(name, "done").inc()
