@@ -16,6 +16,7 @@ from toc.access.audit_list import list_audit
 from toc.access.caller import Caller
 from toc.access.token_text import make_token_text
 from toc.errors import AccessUnavailable, StoreUnavailable
+from toc.runtime import metrics
 from toc.runtime.clock import SystemClock
 from toc.store.audit_rows import AuditRow, delete_old_audit_rows, insert_audit_rows
 
@@ -62,6 +63,17 @@ def test_entries_are_written_in_batches_by_a_thread(world: World) -> None:
     wait_until(lambda: audit.waiting == 0, "the batches")
     assert targets(world) == [str(n) for n in range(3 * BATCH_MAX)]
     assert audit.stop()
+
+
+def test_what_waits_and_what_is_written_is_counted(world: World) -> None:
+    audit, written = audit_of(world), metrics.AUDIT_WRITTEN._value.get()
+    audit.record(entry())
+    audit.record(entry())
+    audit.run_once()
+    assert metrics.AUDIT_WAITING._value.get() == 2
+    audit.run_once()
+    assert metrics.AUDIT_WAITING._value.get() == 0
+    assert metrics.AUDIT_WRITTEN._value.get() == written + 2
 
 
 def test_a_stop_writes_what_waits(world: World) -> None:

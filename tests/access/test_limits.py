@@ -14,6 +14,7 @@ from toc.access import limits
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import CallLimits, FailedLogins
 from toc.errors import TooManyCalls, Unauthenticated
+from toc.runtime import metrics
 from toc.runtime.web_settings import WebLimitSettings
 from toc.testing import TestClock
 
@@ -170,6 +171,7 @@ def test_a_valid_token_is_accepted_from_an_address_that_failed(world: World) -> 
     made = world.token()
     access = world.access(failed_logins_per_min=2)
     access.refresh_now()
+    failed = metrics.LOGINS_FAILED._value.get()
     for _ in range(2):
         with pytest.raises(Unauthenticated):
             access.identify("Bearer nonsense", "10.0.0.1")
@@ -179,6 +181,7 @@ def test_a_valid_token_is_accepted_from_an_address_that_failed(world: World) -> 
     assert access.identify(bearer(made), "10.0.0.1").token_id == made.token_id
     with pytest.raises(Unauthenticated):
         access.identify("Bearer nonsense", "10.0.0.2")
+    assert metrics.LOGINS_FAILED._value.get() == failed + 8
 
 
 def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from toc.access.live_jobs import LiveJobLimit
 from toc.access.token_cache import TokenCache, TokenReader
 from toc.access.tokens import ROWS_PER_TOKEN, Authenticator
 from toc.errors import TocError, Unauthenticated
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import stop_services
 from toc.runtime.settings import Settings
@@ -36,13 +37,14 @@ class Access:
     def identify(self, authorization_header: str | None, address: str | None) -> Caller:
         """The caller whose token the header has. Asks no database.
 
-        Raises Unauthenticated; TooManyCalls after many failures from this address. A valid token is accepted from
-        every address: otherwise one client could shut out all others behind the same proxy. Raises
-        AccessUnavailable when tokens cannot be checked now.
+        Raises Unauthenticated; TooManyCalls after many failures from this address; AccessUnavailable
+        when tokens cannot be checked now. A valid token is accepted from every address: otherwise one
+        client could shut out all others behind the same proxy.
         """
         try:
             return self.authenticator.authenticate(authorization_header)
         except Unauthenticated:
+            metrics.LOGINS_FAILED.inc()
             self.failed_logins.check(address)
             self.failed_logins.count(address)
             raise

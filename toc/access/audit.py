@@ -25,6 +25,7 @@ from toc.access.refusals import RefusalBudget
 from toc.domain.secret_masking import mask_tokens
 from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import AccessUnavailable, TocError
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.web_settings import WebLimitSettings
@@ -174,6 +175,7 @@ class Audit(Service):
     def run_once(self) -> float:
         """Writes the next batch. Raises StoreUnavailable when no database accepts it."""
         self._queue_summaries()
+        metrics.AUDIT_WAITING.set(len(self._queue))
         batch = self._next_batch()
         if not batch:
             return BATCH_WAIT_S
@@ -183,6 +185,7 @@ class Audit(Service):
                 self._queue.popleft()  # only this thread removes
             self._room.notify_all()
             more = len(self._queue)
+        metrics.AUDIT_WRITTEN.inc(len(batch))
         return 0.0 if more >= BATCH_MAX else BATCH_WAIT_S
 
     def stop(self, timeout_s: float = STOP_S_MAX) -> bool:
