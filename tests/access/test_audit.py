@@ -213,6 +213,27 @@ def test_many_addresses_share_one_count(world: World, monkeypatch: pytest.Monkey
     assert [(row.calls, row.address, row.token_id) for row in summary] == [(15, None, None)]
 
 
+def test_who_has_many_addresses_does_not_fill_the_table(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SUMMARIES_MAX", 3)
+    audit = audit_of(world, refusals_per_min=2)
+    for n in range(40):
+        for _ in range(1 + n % 7):
+            audit.record_refused(refused(f"10.0.0.{n}"))
+    for _ in range(2):
+        audit.record_refused(entry(outcome="forbidden"))  # a token has room of its own
+    audit.run_once()
+    assert len(targets(world)) == 2 * refusals.STRANGERS_FACTOR + 2
+    world.clock.advance(refusals.PERIOD_S)
+    audit.run_once()
+    rows = [each.row for each in list_audit(world.databases, 100)]
+    assert len(rows) == 2 * refusals.STRANGERS_FACTOR + 2 + 3 + 1
+    assert sum(row.calls for row in rows) == sum(1 + n % 7 for n in range(40)) + 2
+    (others,) = [row for row in rows if row.target and "calls of others" in row.target]
+    assert (others.address, others.token_id, others.owner) == (None, None, None)
+
+
 def test_refused_calls_leave_room_for_the_others(world: World) -> None:
     audit = audit_of(world, audit_queue=10, audit_wait_s=0, refusals_per_min=1000)
     for _ in range(100):

@@ -192,7 +192,7 @@ class Audit(Service):
         """Ends the thread, then writes what is queued, within the time; says what was lost."""
         ended = super().stop(timeout_s)
         try:
-            self._queue_summaries(all_of_them=True)
+            self._queue_summaries(now=True)
             while ended and self._queue:
                 self.run_once()
         except TocError as error:
@@ -209,10 +209,10 @@ class Audit(Service):
         with self._room:
             return [row for row, _ in zip(self._queue, range(BATCH_MAX), strict=False)]
 
-    def _queue_summaries(self, *, all_of_them: bool = False) -> None:
-        if len(self._queue) >= self._places_max // 2 and not all_of_them:
+    def _queue_summaries(self, *, now: bool = False) -> None:
+        if len(self._queue) >= self._places_max // 2 and not now:
             return  # they go on counting
-        for row in self._refusals.take_summaries(all_of_them=all_of_them):
+        for row in self._refusals.take_summaries(now=now):
             with self._room:
                 self._queue.append(row)
 
