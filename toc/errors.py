@@ -14,6 +14,7 @@
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
     ├── StatementFailed      a database answers with an error: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
+    ├── Overloaded           this process has too many calls at once       (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
@@ -218,6 +219,20 @@ class StoreUnavailable(TocError):
 def is_away(error: Exception) -> bool:
     """True when the error means that the whole database cannot be used, not only one table of it."""
     return isinstance(error, StoreUnavailable) and not error.one_table
+
+
+class Overloaded(TocError):
+    """This process has as many calls of a kind as a setting allows: call again later, or elsewhere.
+
+    `setting`: the name of the setting. `limit`: its value.
+    """
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, what: str, setting: str, limit: int) -> None:
+        self.setting, self.limit = setting, limit
+        super().__init__(f"{what}: {setting} allows {limit} at once in a process; try again later")
 
 
 class TimerUnavailable(TocError):

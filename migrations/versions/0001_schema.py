@@ -188,6 +188,20 @@ CREATE TABLE IF NOT EXISTS toc_audit (
     KEY ix_token (token_id, audit_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_declared_type": """
+CREATE TABLE IF NOT EXISTS toc_declared_type (
+    name          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version       INT         NOT NULL,
+    settings      TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    declared_time DATETIME(3) NOT NULL,
+    change_id     VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    actor         VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason        TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    copied        SMALLINT    NOT NULL,
+    account       VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (name, version)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -271,6 +285,20 @@ CREATE TABLE IF NOT EXISTS toc_audit (
     outcome      VARCHAR(32)  NOT NULL,
     request_id   VARCHAR(64),
     account      VARCHAR(288)
+)
+""",
+    "toc_declared_type": """
+CREATE TABLE IF NOT EXISTS toc_declared_type (
+    name          VARCHAR(64) NOT NULL,
+    version       INTEGER     NOT NULL,
+    settings      TEXT,
+    declared_time VARCHAR(23) NOT NULL,
+    change_id     VARCHAR(32) NOT NULL,
+    actor         VARCHAR(96) NOT NULL,
+    reason        TEXT,
+    copied        SMALLINT    NOT NULL,
+    account       VARCHAR(288),
+    PRIMARY KEY (name, version)
 )
 """,
 }

@@ -29,6 +29,7 @@ from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.ended_jobs import DAY_MS
+from toc.store.event_reader import EventRange, EventReader
 from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.store.schema_status import read_schema_statuses
 from toc.store.token_rows import record_last_use, revoke_tokens
@@ -107,9 +108,16 @@ def worker(place: Place, url: str) -> None:
         again = library.dead()
         assert library.jobs.redrive(again, library.now_ms)
         database = library.databases[0]
-        run(place.url, f"DELETE FROM toc_meta WHERE name = '{archive_status.ARCHIVED}'")
-        mine = archive_status.begin_archive_run(database)
-        assert archive_status.advance_archived_until(database, mine, library.now_ms)
+        for mark, event_id in (
+            (archive_status.ARCHIVED, None),
+            (archive_status.EVENTS_ARCHIVED, 7),
+        ):
+            run(place.url, f"DELETE FROM toc_meta WHERE name = '{mark}'")
+            mine = archive_status.begin_archive_run(database, mark)
+            now_ms = library.now_ms
+            assert archive_status.advance_archived_until(database, mine, now_ms, event_id)
+        # It locks rows, which needs no right but SELECT.
+        assert EventReader(database).read_day_checksums(EventRange(0, 2**62))
         reconcile_status.record_reconcile_result(
             library.databases, "agreed", 0, 0, 1.0, is_whole=True
         )
@@ -177,7 +185,7 @@ def purger(place: Place, url: str) -> None:
         )
     run(place.url, "UPDATE toc_audit SET audit_time = '2020-01-01'")
     age_by(place, 200)
-    assert pass_under(place, url) == PurgeResult(2, 1, 0, 3)
+    assert pass_under(place, url) == PurgeResult(2, 1, 0, 0, 3)
     # What the count of deleted jobs needs.
     row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"
     run(url, row, row, "DELETE FROM toc_purge WHERE day < CURRENT_DATE - INTERVAL 1 YEAR")

@@ -7,6 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.accounts.conftest import Place
 from tests.migration.conftest import run
+from toc.store import declared_types
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.driver_errors import error_number
@@ -15,12 +16,12 @@ from toc.store.token_rows import TOKEN_COLUMNS
 
 KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
-    "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_token": "token_id",
-    "toc_audit": "audit_id", VERSION_TABLE: "version_num",
+    "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
+    "toc_token": "token_id", "toc_audit": "audit_id", VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {
-    "toc_event": EVENT_COLUMNS, "toc_meta": ("name", "value"), "toc_token": TOKEN_COLUMNS,
-    "toc_audit": AUDIT_COLUMNS,
+    "toc_event": EVENT_COLUMNS, "toc_declared_type": declared_types.COLUMNS, "toc_meta": ("name", "value"),
+    "toc_token": TOKEN_COLUMNS, "toc_audit": AUDIT_COLUMNS,
 }  # fmt: skip
 SIGNED = {"toc_event": "event_id", "toc_audit": "audit_id", "toc_token": "revoked_time"}
 """Tables with a column `account`, which the server fills, and another column that no INSERT may name."""

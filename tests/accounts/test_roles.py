@@ -150,7 +150,9 @@ def test_the_command_of_a_purger(place: Place, under: Under, toc: Toc) -> None:
         assert center.cancel(center.schedule(1, LATER))
     under(place.make("purger"))
     assert toc("purge", "--json").json == {
-        "databases": [{"database": 0, "jobs": 0, "events": 0, "held": 0, "audited": 0}]
+        "databases": [
+            {"database": 0, "jobs": 0, "events": 0, "held": 0, "events_held": 0, "audited": 0}
+        ]
     }
     library = as_administrator(place)
     library.dead()

@@ -32,6 +32,7 @@ SHARED = {
     "toc_dead_job",
     "toc_event",
     "toc_purge",
+    "toc_declared_type",
     "toc_token",
     "toc_audit",
 }

@@ -12,17 +12,24 @@ from sqlalchemy import MetaData
 
 from toc.cli.grants import RoleName
 from toc.cli.main import app
+from toc.store import declared_types
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.events import _EVENT_COLUMNS
-from toc.store.schema import VERSION_TABLE, audit_table, event_table, token_table
+from toc.store.schema import (
+    VERSION_TABLE,
+    audit_table,
+    declared_type_table,
+    event_table,
+    token_table,
+)
 from toc.store.token_rows import TOKEN_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")
 PLACES = (
     "the database", "job tables", "`toc_meta`", "`toc_biz_type`", "`toc_dead_job`", "`toc_event`",
-    "`toc_purge`", "`toc_token`", "`toc_audit`", f"`{VERSION_TABLE}`",
+    "`toc_purge`", "`toc_declared_type`", "`toc_token`", "`toc_audit`", f"`{VERSION_TABLE}`",
 )  # fmt: skip
 
 
@@ -88,6 +95,8 @@ def test_the_columns_of_an_event_are_those_that_are_inserted() -> None:
     assert (*_EVENT_COLUMNS, "run_id", "related_job_id") == EVENT_COLUMNS
     event = event_table(MetaData())
     assert {column.name for column in event.c} - set(EVENT_COLUMNS) == {"event_id", "account"}
+    declared = declared_type_table(MetaData())
+    assert {column.name for column in declared.c} - set(declared_types.COLUMNS) == {"account"}
 
 
 def test_the_columns_of_tokens_and_audit_are_those_that_are_inserted() -> None:

@@ -30,6 +30,7 @@ Commands = Mapping[str, tuple[str, str]]
 COMMANDS: Commands = {
     "dev": ("dev.run_dev", "Run everything in this process, for development."),
     "worker": ("worker.run_worker", "Run the handlers of one or more modules."),
+    "web": ("web.run_web", "Serve toc over HTTP."),
     "migrate": ("migrate.migrate_databases", "Create or change the tables of every database."),
     "grants": ("grants.print_grants", "Print the statements that make an account for a role."),
     "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),

@@ -15,13 +15,13 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.setting_groups import Days, RetentionSettings
 from toc.runtime.settings import Settings
-from toc.store.archive_status import ArchiveStatus, read_archive_status
+from toc.store.archive_status import EVENTS_ARCHIVED, ArchiveStatus, read_archive_status
 from toc.store.audit_rows import delete_old_audit_rows
 from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_pages import PurgeCandidate, PurgePages, delete_oldest_counts
+from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
 from toc.store.token_rows import delete_ended_tokens
 
@@ -32,14 +32,16 @@ REST_S_MAX = 60.0  # the longest pause, after a slow page
 
 
 class PurgeResult(NamedTuple):
-    """How many rows a pass has deleted. `held`: jobs old enough to delete but not in the archive yet.
+    """How many rows a pass has deleted.
 
+    held, events_held: jobs and events that are old enough to delete but not in the archive yet.
     audited: entries of the audit of HTTP, and tokens that were revoked or are over.
     """
 
     jobs: int
     events: int
     held: int
+    events_held: int
     audited: int = 0
 
 
@@ -47,9 +49,9 @@ class Purger(Service):
     """Purges the shards of one database that `set_shards` names; no shard before its first call.
 
     After each page the purger rests, so that all nodes together keep the database busy for at most `share`
-    of the time. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs are deleted only
-    when they are in the archive. Once the database records how far the archive is, that record counts
-    instead of `archives`, because settings may differ between nodes.
+    of the time. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs and events are
+    deleted only when they are in the archive. Once the database records how far the archive is, that record
+    counts instead of `archives`, because settings may differ between nodes.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Purger(Service):
         self._events_left = False
         self._is_at_audit = False
         self._now_ms = 0
-        self._deleted_jobs = self._deleted_events = self._deleted_audit = self._held = 0
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
         self._archived: ArchiveStatus | None = None
+        self._events_archived: ArchiveStatus | None = None
         self._began_s: float | None = None
         self._denial_was_logged = False
 
@@ -115,7 +119,11 @@ class Purger(Service):
             wait_s = self._purge_next_page()
             if not self._pass_is_running:
                 return PurgeResult(
-                    self._deleted_jobs, self._deleted_events, self._held, self._deleted_audit
+                    self._deleted_jobs,
+                    self._deleted_events,
+                    self._held,
+                    self._events_held,
+                    self._deleted_audit,
                 )
             if rest(wait_s):
                 return None
@@ -186,9 +194,11 @@ class Purger(Service):
     def _begin_pass(self) -> None:
         self._now_ms = self._database.server_clock.clamp_server_time_ms(self._database.now_ms())
         self._archived = read_archive_status(self._database)
+        self._events_archived = read_archive_status(self._database, EVENTS_ARCHIVED)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
-        self._deleted_jobs = self._deleted_events = self._deleted_audit = self._held = 0
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
         # Events and audit entries belong to no shard: the node with the database's first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
         self._is_at_audit = False
@@ -215,15 +225,16 @@ class Purger(Service):
             self._after = page[-1].job_id
 
     def _purge_event_page(self) -> None:
-        before_ms = self._days_ago_ms(self._settings.event_days)
-        deleted, after = self._purges.delete_old_events(
-            self._database, self._after, before_ms, self._now_ms, self._settings.page
+        ages = EventAges(self._days_ago_ms(self._settings.event_days), self._now_ms)
+        page = self._purges.delete_old_events(
+            self._database, self._after, ages, self._settings.page, self._may_delete_event
         )
-        metrics.PURGED.labels("event").inc(deleted)
-        self._deleted_events += deleted
-        self._after = after or 0
+        metrics.PURGED.labels("event").inc(page.deleted)
+        self._deleted_events += page.deleted
+        self._events_held += page.held
+        self._after = page.after or 0
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
-        more = after is not None or delete_oldest_counts(
+        more = page.after is not None or delete_oldest_counts(
             self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
         )
         if not more:
@@ -246,17 +257,28 @@ class Purger(Service):
             return not self._archives
         return self._archived.covers_ended_job(row.job_id, row.changed_ms)
 
+    def _may_delete_event(self, event_id: int, event_ms: int) -> bool:
+        if self._events_archived is None:
+            # A system that archives jobs archives events too, from its next nightly run on.
+            return not self._archives and self._archived is None
+        return self._events_archived.covers_event(event_id, event_ms)
+
     def _log_pass_result(self) -> None:
         deleted = self._deleted_jobs + self._deleted_events + self._deleted_audit
         if deleted:
             log.info("purged %d rows of database %d", deleted, self._database.index)
-        if self._held:
-            log.warning(
-                "database %d: %d jobs are old enough to go and not in the archive, which is %s",
-                self._database.index,
-                self._held,
-                f"until {self._archived}" if self._archived is not None else "empty",
-            )
+        for rows, held, archived in (
+            ("jobs", self._held, self._archived),
+            ("events", self._events_held, self._events_archived),
+        ):
+            if held:
+                log.warning(
+                    "database %d: %d %s are old enough to go and not in the archive, which is %s",
+                    self._database.index,
+                    held,
+                    rows,
+                    f"until {archived}" if archived is not None else "empty",
+                )
 
     def _days_to_keep(self, row: PurgeCandidate) -> Days:
         if row.is_dead:

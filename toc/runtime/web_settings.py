@@ -52,6 +52,12 @@ class WebLimitSettings(_SettingGroup):
         description="live jobs of one business id and type, about: HTTP schedules no further ones",
     )
     connections_max: int = Field(2000, ge=1, le=100_000, description="open connections, at most")
+    waiting_calls: int = Field(
+        500,
+        ge=1,
+        le=100_000,
+        description="calls that wait for one database or use it, at most; more get 503",
+    )
     call_s: float = Field(
         10, ge=0.1, le=600, description="a call that takes longer than this is ended (503)"
     )

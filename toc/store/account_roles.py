@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
+from toc.store import declared_types
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
 from toc.store.token_rows import TOKEN_COLUMNS
@@ -26,6 +27,7 @@ EVENT_COLUMNS = (
 """The columns of an INSERT into `toc_event`. The server itself writes each event's number and account."""
 
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
+_DECLARATIONS = f"INSERT ({', '.join(declared_types.COLUMNS)})"
 _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
 
 _AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
@@ -77,6 +79,7 @@ ROLES: dict[str, Role] = {
             **_CLIENT,
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
+            "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
         },
     ),
     "web": Role(
@@ -86,14 +89,21 @@ ROLES: dict[str, Role] = {
             **_CLIENT,
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
+            "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
             "toc_token": (_USED_TOKENS,),
             "toc_audit": (_AUDIT,),
         },
     ),
     "operator": Role(
-        "people who change jobs: `toc cancel`, `toc admin`, `toc dead`, `toc reconcile`, `toc nightly`",
+        "people who change jobs and types: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "
+        "`toc reconcile`, `toc nightly`",
         ("SELECT",),
-        {**_CLIENT, "toc_dead_job": ("INSERT", "DELETE"), "toc_meta": ("INSERT", _VALUE)},
+        {
+            **_CLIENT,
+            "toc_dead_job": ("INSERT", "DELETE"),
+            "toc_meta": ("INSERT", _VALUE),
+            "toc_declared_type": (_DECLARATIONS,),
+        },
     ),
     "tokens": Role(
         "people who say who may use HTTP: `toc token`",
@@ -114,6 +124,7 @@ ROLES: dict[str, Role] = {
             "toc_dead_job": ("DELETE",),
             "toc_event": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
+            "toc_declared_type": ("DELETE",),
             "toc_token": ("DELETE",),
             "toc_audit": ("DELETE",),
         },

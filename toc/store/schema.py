@@ -4,7 +4,8 @@ Per shard a job table `toc_job_0000` …, numbered over all databases. Per datab
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
 people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
-(a copy of the tokens of HTTP) and `toc_audit` (calls over HTTP).
+(a copy of the tokens of HTTP), `toc_audit` (calls over HTTP) and `toc_declared_type` (the declarations of
+types: each change is a row).
 """
 
 from __future__ import annotations
@@ -211,6 +212,24 @@ def audit_table(metadata: MetaData) -> Table:
         # As of toc_event: the server writes it, and no INSERT of toc may name it.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
         Index("ix_token", "token_id", "audit_id"),
+        **_TABLE_OPTIONS,
+    )
+
+
+def declared_type_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_declared_type",
+        metadata,
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("version", Integer, primary_key=True, autoincrement=False),
+        Column("settings", utf8_text()),
+        Column("declared_time", DatetimeAsMillis, nullable=False),
+        Column("change_id", ascii_varchar(32), nullable=False),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text()),
+        Column("copied", SmallInteger, nullable=False),
+        # The server writes the account of the connection here, as in toc_event.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
         **_TABLE_OPTIONS,
     )
 
