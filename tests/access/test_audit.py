@@ -65,6 +65,23 @@ def test_entries_are_written_in_batches_by_a_thread(world: World) -> None:
     assert audit.stop()
 
 
+def test_two_threads_that_write_at_once_write_each_entry_once(world: World) -> None:
+    audit = audit_of(world)
+    for n in range(4 * BATCH_MAX):
+        audit.record(entry(str(n)))
+
+    def write() -> None:
+        while audit.waiting:
+            audit.run_once()
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert targets(world) == [str(n) for n in range(4 * BATCH_MAX)]
+
+
 def test_what_waits_and_what_is_written_is_counted(world: World) -> None:
     audit, written = audit_of(world), metrics.AUDIT_WRITTEN._value.get()
     audit.record(entry())

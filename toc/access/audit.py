@@ -93,6 +93,7 @@ class Audit(Service):
         self._databases, self._clock = databases, clock
         self._places_max, self._wait_s = limits.audit_queue, limits.audit_wait_s
         self._room = threading.Condition()
+        self._one_writer = threading.Lock()
         self._queue: deque[AuditRow] = deque()
         self._reserved = 0
         self._last_database = 0
@@ -174,6 +175,10 @@ class Audit(Service):
 
     def run_once(self) -> float:
         """Writes the next batch. Raises StoreUnavailable when no database accepts it."""
+        with self._one_writer:
+            return self._write_batch()
+
+    def _write_batch(self) -> float:
         self._queue_summaries()
         metrics.AUDIT_WAITING.set(len(self._queue))
         batch = self._next_batch()
@@ -182,7 +187,7 @@ class Audit(Service):
         self._last_database = insert_into_any_database(self._databases, batch, self._last_database)
         with self._room:
             for _ in batch:
-                self._queue.popleft()  # only this thread removes
+                self._queue.popleft()  # only the one writer removes
             self._room.notify_all()
             more = len(self._queue)
         metrics.AUDIT_WRITTEN.inc(len(batch))
@@ -236,9 +241,8 @@ def _cut(text: str | None, chars_max: int) -> str | None:
     """A text as one line of valid characters, cut."""
     if text is None:
         return None
-    plain = mask_tokens(
-        text[:TEXT_CHARS_MAX]
-    )  # before the cut, which could leave a part of a secret
+    # Before the cut, which could leave a part of a secret.
+    plain = mask_tokens(text[:TEXT_CHARS_MAX])
     return escape_to_one_line(plain[:chars_max].encode(errors="replace").decode())[:chars_max]
 
 
