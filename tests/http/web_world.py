@@ -168,6 +168,7 @@ class WebWorld:
             with database.engine.begin() as connection:
                 rows += connection.exec_driver_sql(
                     "SELECT token_id, owner, address, action, target, rows_changed, outcome, request_id "
-                    "FROM toc_audit ORDER BY audit_id"
+                    "FROM toc_audit WHERE action NOT LIKE 'token.%' ORDER BY audit_id",
+                    execution_options={"no_parameters": True},  # the % is one
                 )
         return rows
