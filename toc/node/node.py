@@ -26,6 +26,7 @@ from toc.node.health import (
     health_of_watches,
 )
 from toc.node.http_server import HttpServer
+from toc.node.nightly_gauges import NightlyGauges
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.node.work_sources import WorkSources
 from toc.reconcile.compare import ShardComparer
@@ -156,6 +157,7 @@ class Node:
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
         services = [*self.work_sources, *self.purgers, *self.watches, *self.type_readers]
+        services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()
