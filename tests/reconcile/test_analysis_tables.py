@@ -17,6 +17,7 @@ from tests.contract.counted_jobs import Job, draw_jobs
 from tests.contract.ended_rows import write
 from tests.contract.engines import library_on
 from tests.contract.library import Library
+from tests.deep import deep
 from tests.reconcile.analysis_place import (
     CLOSE,
     DAY_S,
@@ -78,7 +79,16 @@ def job(made_ms: int, **changes: Any) -> Job:
 # ---- the numbers
 
 
-@pytest.mark.parametrize("with_spark", [True, False], ids=["spark", "none"])
+@pytest.mark.parametrize(
+    ("engines", "with_spark"),
+    [
+        ("mysql", True),
+        ("sqlite", False),
+        pytest.param("mysql", False, marks=deep),
+        pytest.param("sqlite", True, marks=deep),
+    ],
+    indirect=["engines"],
+)
 def test_the_numbers_are_what_counting_gives(
     engines: Library, spark: SparkSession, tmp_path: Path, with_spark: bool
 ) -> None:
