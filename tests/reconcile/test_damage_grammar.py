@@ -27,7 +27,8 @@ from tests.servers.fixtures import redis_client
 from tests.table import add_line
 from tests.worker.waiting import wait_until
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
-from toc.domain.ids import routing_bits_of
+from toc.domain.ids import ROUTING_MASK, routing_bits_of
+from toc.domain.routing import routing_hash_of
 from toc.reconcile.findings import ReconcileResult
 from toc.reconcile.reconciliation import Reconciliation
 from toc.timer import redis_keys
@@ -115,6 +116,14 @@ class Town:
         )
 
 
+def misrouted_biz_id(job: Job, rng: random.Random) -> int:
+    """A business id whose routing bits are not those of the job: with the same bits the row is no misfit."""
+    while True:
+        biz_id = job.biz_id + rng.randint(1_000_000, 2_000_000)
+        if (routing_hash_of(biz_id) & ROUTING_MASK) != routing_bits_of(job.job_id):
+            return biz_id
+
+
 class Damage(NamedTuple):
     """How a job is damaged. kinds: what must be found of it. fires: it runs once after the repair.
 
@@ -178,7 +187,7 @@ GRAMMAR: Mapping[str, Damage] = {
         frozenset({D.ENDLESS_LEASE}),
     ),
     "another biz_id": Damage(
-        lambda t, j, r: t.set(j, biz_id=f"biz_id + {1_000_000 + 7919 * r.randint(1, 9)}"),
+        lambda t, j, r: t.set(j, biz_id=str(misrouted_biz_id(j, r))),
         frozenset({D.MISFIT}), left=frozenset({D.MISFIT}),
     ),
     # ---- the row: place

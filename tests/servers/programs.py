@@ -132,7 +132,9 @@ def apt_install(packages: Sequence[str]) -> None:
     _run([*_sudo(), "apt-get", "update", "-q"], check=False)  # one dead foreign source is no reason
     with _no_service_starts():
         environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
-        apt = ["apt-get", "install", "-q", "-y", "--no-install-recommends"]
+        # Another apt may be at work: wait for its lock.
+        wait = ["-o", "DPkg::Lock::Timeout=300"]
+        apt = ["apt-get", *wait, "install", "-q", "-y", "--no-install-recommends"]
         _run([*_sudo(), *environment, *apt, *packages])
 
 
