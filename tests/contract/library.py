@@ -86,6 +86,7 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_dead_job")
                 connection.exec_driver_sql("DELETE FROM toc_event")
                 connection.exec_driver_sql("DELETE FROM toc_purge")
+                connection.exec_driver_sql("DELETE FROM toc_declared_type")
         self.close()
         self.clock = TestClock()
         self.connect()

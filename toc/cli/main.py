@@ -30,6 +30,7 @@ Commands = Mapping[str, tuple[str, str]]
 COMMANDS: Commands = {
     "dev": ("dev.run_dev", "Run everything in this process, for development."),
     "worker": ("worker.run_worker", "Run the handlers of one or more modules."),
+    "web": ("web.run_web", "Serve toc over HTTP."),
     "migrate": ("migrate.migrate_databases", "Create or change the tables of every database."),
     "grants": ("grants.print_grants", "Print the statements that make an account for a role."),
     "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),
@@ -88,6 +89,14 @@ SPARK_COMMANDS: Commands = {
         "Pack what executors need, and print the commands that use it.",
     ),
 }
+TOKEN_COMMANDS: Commands = {
+    "create": ("token.create_token", "Make a token for a client of `toc web`; shown once."),
+    "list": ("token.list_tokens", "List the tokens: owner, rights, expiry, last use."),
+    "revoke": ("token.revoke_token", "Revoke a token: refused everywhere within seconds."),
+}
+AUDIT_COMMANDS: Commands = {
+    "list": ("audit.list_audit", "List calls over HTTP and changes of tokens, newest first."),
+}
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
@@ -139,12 +148,16 @@ admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN
 archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
 tables_app = _make_group("Show and fill the tables for analysts.", TABLES_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
+token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
+audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
 app.add_typer(archive_app, name="archive")
 app.add_typer(tables_app, name="tables")
 app.add_typer(spark_app, name="spark")
+app.add_typer(token_app, name="token")
+app.add_typer(audit_app, name="audit")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -167,6 +180,8 @@ def _handle_root_options(
 @archive_app.callback()
 @tables_app.callback()
 @spark_app.callback()
+@token_app.callback()
+@audit_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

@@ -27,7 +27,7 @@ from toc.reconcile.report import report
 from toc.reconcile.task_runner import OnProgress
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.store.archive_status import read_archive_status
+from toc.store.archive_status import ARCHIVED, EVENTS_ARCHIVED, MARKS, read_archive_status
 from toc.store.databases import Databases
 from toc.store.nightly_status import read_nightly_status
 from toc.store.reconcile_status import read_last_reconcile_result
@@ -103,7 +103,7 @@ def run_nightly(
             "reconcile": lambda: _reconcile_databases(settings, session, clock, on_progress),
         }
         if settings.reconcile.archive != "none":
-            parts["archive"] = lambda: _archive_jobs(session, settings, clock)
+            parts["archive"] = lambda: _archive_rows(session, settings, clock)
         for part, work in parts.items():
             night.run_part(part, work)
     return night.end()
@@ -186,7 +186,10 @@ def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> in
     with closing(Databases.from_settings(settings, clock, pool_size=1)) as databases:
         last, now_ms = read_last_reconcile_result(databases), databases[0].now_ms()
         night = read_nightly_status(databases)
-        archived = {database.index: read_archive_status(database) for database in databases}
+        archived = {
+            mark: {database.index: read_archive_status(database, mark) for database in databases}
+            for mark in MARKS
+        }
     health = health_of_reconciliation(settings, last, now_ms)
     night_health = health_of_last_night(settings, night, now_ms)
     has_archive = settings.reconcile.archive != "none"
@@ -205,12 +208,18 @@ def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> in
             f"live jobs that no worker will claim: {last.unclaimable}",
         ]
     until = {
-        index: None if one is None or not one.until_ms else iso_utc(one.until_ms)
-        for index, one in archived.items()
+        mark: {
+            index: None if one is None or not one.until_ms else iso_utc(one.until_ms)
+            for index, one in of_databases.items()
+        }
+        for mark, of_databases in archived.items()
     }
     if has_archive:
         lines += [
-            f"database {index}: archived until {when or '-'}" for index, when in until.items()
+            f"database {index}: archived: jobs until {jobs or '-'}, events until {events or '-'}"
+            for (index, jobs), events in zip(
+                until[ARCHIVED].items(), until[EVENTS_ARCHIVED].values(), strict=True
+            )
         ]
     states = [one.state for one in (health, night_health) if one is not None]
     state = "degraded" if "degraded" in states else "up"
@@ -219,7 +228,7 @@ def _show_nightly_status(output: Output, settings: Settings, clock: Clock) -> in
             "state": state,
             "last": None if last is None else asdict(last),
             "night": None if night is None else asdict(night),
-            "archived_until": until if has_archive else None,
+            **(until if has_archive else dict.fromkeys(MARKS)),
         },
         "\n".join(lines),
     )
@@ -258,13 +267,13 @@ def _write_tables(session: Any, settings: Settings, clock: Clock) -> PartResult:
     return PartResult(code, lines, result.seconds, counts, result.findings)
 
 
-def _archive_jobs(session: Any, settings: Settings, clock: Clock) -> PartResult:
+def _archive_rows(session: Any, settings: Settings, clock: Clock) -> PartResult:
     root = require_archive(settings)
-    from toc.reconcile.archive import archive_ended_jobs  # noqa: PLC0415 - an extra
+    from toc.reconcile.archive import archive_due_rows  # noqa: PLC0415 - an extra
     from toc.reconcile.archive_maintenance import maintain_tables  # noqa: PLC0415 - too
 
     lines: list[str] = []
-    result = archive_ended_jobs(session, settings, clock, lines.append)
+    result = archive_due_rows(session, settings, clock, lines.append)
     failed = maintain_tables(root)
     is_good = result.is_good and not failed
     code = NO if result.has_differences else OK if is_good else UNAVAILABLE

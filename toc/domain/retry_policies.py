@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
 
 from toc.errors import InvalidInput
 
 ATTEMPTS_MAX = 1000  # upper bound of max_attempts; the column is a SMALLINT
+ATTEMPTS_DEFAULT = 16
+TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30.0, 86_400.0  # how long one run may take
 DELAY_S_MAX = 365 * 86_400.0
+DELAYS_MAX = 100  # delays of a list
 # Bounds of the delay before the reminder of a job without a handler in this process is popped again.
 UNHANDLED_MS_MIN, UNHANDLED_MS_MAX = 10_000, 300_000
 
@@ -67,6 +71,8 @@ class DelayList:
     def __post_init__(self) -> None:
         if not self.seconds:
             raise InvalidInput("retry", list(self.seconds), "needs at least one delay in seconds")
+        if len(self.seconds) > DELAYS_MAX:
+            raise InvalidInput("retry", list(self.seconds), f"needs at most {DELAYS_MAX} delays")
         for value in self.seconds:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not (math.isfinite(value) and 0 <= value <= DELAY_S_MAX):
@@ -85,13 +91,48 @@ class DelayList:
 
 RetryPolicy = Exponential | DelayList
 
+RetryName = Literal["exponential", "webhook"]
+NAMED_POLICIES: Mapping[str, RetryPolicy] = {
+    "exponential": Exponential(),
+    # A receiver that was away for a moment gets the job at once; one that is away for a day, later.
+    "webhook": DelayList((0, 0, 120, 600, 600, 3600, 7200, 21_600, 54_000)),
+}
+"""The policies that have a name: `retry="webhook"`. The webhook policy waits 0 s, 0 s, 2 min, 10 min, 10 min,
+1 h, 2 h, 6 h and 15 h."""
 
-def to_retry_policy(value: RetryPolicy | Sequence[float] | None) -> RetryPolicy:
-    """Converts the argument `retry=` (a list of seconds, a policy, or None for the default) to a policy."""
+
+def to_retry_policy(value: RetryPolicy | RetryName | Sequence[float] | None) -> RetryPolicy:
+    """Converts the argument `retry=` to a policy. `value`: a list of seconds, a policy, the name of a policy,
+    or None for the default.
+    """
     if value is None:
         return Exponential()
     if isinstance(value, (Exponential, DelayList)):
         return value
+    if isinstance(value, str) and value in NAMED_POLICIES:
+        return NAMED_POLICIES[value]
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return DelayList(tuple(value))
-    raise InvalidInput("retry", value, "must be a list of seconds or toc.Exponential(...)")
+    names = " or ".join(f'"{name}"' for name in sorted(NAMED_POLICIES))
+    raise InvalidInput("retry", value, f"must be a list of seconds, toc.Exponential(...), {names}")
+
+
+def retry_policy_to_json(policy: RetryPolicy) -> object:
+    """A policy as JSON: its name if it has one, else a list of seconds or the fields of an Exponential."""
+    for name, named in NAMED_POLICIES.items():
+        if policy == named:
+            return name
+    return list(policy.seconds) if isinstance(policy, DelayList) else asdict(policy)
+
+
+def retry_policy_from_json(value: object) -> RetryPolicy:
+    """The reverse of `retry_policy_to_json`. Raises InvalidInput."""
+    if isinstance(value, dict):
+        try:
+            return Exponential(**value)
+        except TypeError:
+            rule = "has a field that an exponential policy does not have"
+            raise InvalidInput("retry", value, rule) from None
+    if value is None:
+        raise InvalidInput("retry", value, "must be a list of seconds, a name or an object")
+    return to_retry_policy(cast(Any, value))

@@ -10,7 +10,16 @@ from typing import Any, TypeVar
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.job import Job
-from toc.domain.retry_policies import ATTEMPTS_MAX, Exponential, RetryPolicy, to_retry_policy
+from toc.domain.retry_policies import (
+    ATTEMPTS_DEFAULT,
+    ATTEMPTS_MAX,
+    TIMEOUT_S_DEFAULT,
+    TIMEOUT_S_MAX,
+    Exponential,
+    RetryName,
+    RetryPolicy,
+    to_retry_policy,
+)
 from toc.errors import InvalidInput
 from toc.handlers.verdicts import Verdict
 
@@ -19,8 +28,6 @@ F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitab
 """The type of a handler for type checkers: a function of a job that returns None or a verdict."""
 
 
-TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30.0, 86_400.0
-ATTEMPTS_DEFAULT = 16
 EVERY_TYPE = "*"
 
 
@@ -48,13 +55,15 @@ class Registry:
         *,
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
-        retry: RetryPolicy | Sequence[float] | None = None,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
     ) -> Callable[[F], F]:
         """Registers the decorated function for a biz_type.
 
         `timeout`: seconds that one run may take (default 30, up to a day). `max_attempts`: runs before
         the job is dead (default 16). `retry`: seconds between attempts as a list (the last number
-        repeats), or `toc.Exponential(...)`; default 10 s doubling to an hour, ± 20 %.
+        repeats), `toc.Exponential(...)`, or the name "webhook" (0, 0, 120, 600, 600, 3600, 7200, 21600
+        and 54000 seconds); default 10 s doubling to an hour, ± 20 %. What the type's declaration sets
+        (`toc types`) wins over these three.
 
         The function gets a `toc.Job`. A return means done, an exception means retry; see `toc.Retry`,
         `toc.Snooze`, `toc.Drop` and `toc.Dead`. The function may run again after a crash: make it idempotent.

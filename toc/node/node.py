@@ -28,6 +28,7 @@ from toc.node.health import (
 from toc.node.http_server import HttpServer
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
+from toc.node.type_catalogue import TypeCatalogue
 from toc.node.work_sources import WorkSources
 from toc.reconcile.compare import ShardComparer
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
@@ -43,6 +44,7 @@ from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
@@ -103,6 +105,7 @@ class Node:
         self.http: HttpServer | None = None
         self.purgers: list[Purger] = []
         self.type_readers: list[BizTypeRefresher] = []
+        self.catalogue: TypeCatalogue | None = None
         self.watches: list[ShardWatch] = []
         self.nightly: NightlyScheduler | None = None
         if settings.reconcile.nightly != "none":
@@ -127,6 +130,12 @@ class Node:
         check_databases(
             self.databases, database_metadata, settings.facts, self._table_check.check_tables
         )
+        # Before the worker claims: jobs of pull types are none of its handlers' business.
+        self.catalogue = TypeCatalogue(
+            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
+        )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
+        self.catalogue.read_now()
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -156,7 +165,8 @@ class Node:
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
-        services = [*self.work_sources, *self.purgers, *self.watches, *self.type_readers]
+        readers = [*self.type_readers, *self.catalogue.services]
+        services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]

@@ -12,14 +12,15 @@ from toc.errors import SchemaMismatch, StoreUnavailable, WrongDatabase
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_home import HOME
 from toc.store.databases import Database, Databases
+from toc.store.declared_types import DeclaredTypeCache
 from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 
 DATABASE_ID = "database_id"
 
 
 class DatabaseMetadata:
-    """Checks and writes the routing fingerprint and identity of each database; has the biz_types.
-    Thread-safe.
+    """Checks and writes the routing fingerprint and identity of each database; has the biz_types and
+    their declarations. Thread-safe.
 
     There is no lock: all writes to the cache have the same value, and a lock that is held during a query
     would block all threads while one database hangs.
@@ -28,6 +29,7 @@ class DatabaseMetadata:
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self.types = BizTypeCache(databases)
+        self.declared = DeclaredTypeCache(databases)
         self._identity: dict[int, dict[str, str]] = {}
 
     def verify_and_record_meta(

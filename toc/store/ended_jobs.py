@@ -16,10 +16,11 @@ from sqlalchemy import select, text
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.archive_status import AHEAD_MS, EndedJobWindow
-from toc.store.column_types import millis_of_column, sql_time_of_ms
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
+from toc.store.sql_expressions import DayChecksum, SqlExpressions, expressions_of
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 
@@ -43,14 +44,6 @@ class IdRange(NamedTuple):
 
     first: int
     end: int
-
-
-class DayChecksum(NamedTuple):
-    """How many jobs ended on a day. `crc`: the sum of the CRC-32 of their rows. `day`: counted since 1970."""
-
-    day: int
-    rows: int
-    crc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +97,7 @@ class EndedJobReader:
         database = self.databases.database_of_shard(shard)
         dead = database.engine.dialect.identifier_preparer.format_table(database.dead)
         tables = {"job": database.job_table_name(shard), "dead": dead}
-        statement = text(sql(SQLITE if database.sqlite else MYSQL).format(**tables))
+        statement = text(sql(expressions_of(database)).format(**tables))
         values = {
             "first": ids.first,
             "end": ids.end,
@@ -126,51 +119,6 @@ def possible_ids_of_created(window: EndedJobWindow) -> IdRange:
 
 
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
-
-
-class SqlExpressions(NamedTuple):
-    """Templates of SQL expressions; {0} and {1} stand for their arguments."""
-
-    ms: str  # a DATETIME(3) as ms since 1970
-    late_ms: str  # ms from the first time to the second; 0 if the second is earlier (clocks differ)
-    whole: str  # an integer division, rounded down
-    unsigned: str  # a BIGINT UNSIGNED, or its digits
-    sized: str  # length in bytes, '=', text: joined texts stay unambiguous
-    crc32: str  # the CRC-32 of texts that are joined by "|", in UTF-8
-    between_parts: str
-    exceeds: str  # how many of the bounds {1} the number {0} exceeds, or one term of that
-    process: str  # "host:pid", at the beginning of a claim_token
-
-    def bucket(self, number: str, bounds: Sequence[int]) -> str:
-        """How many of the ascending `bounds` a number exceeds."""
-        if "INTERVAL" in self.exceeds:
-            return self.exceeds.format(number, ", ".join(str(bound + 1) for bound in bounds))
-        return " + ".join(self.exceeds.format(number, bound) for bound in bounds)
-
-
-MYSQL = SqlExpressions(  # and MariaDB
-    ms=millis_of_column.mysql,
-    late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
-    whole="{0} DIV {1}",
-    unsigned="{0}",
-    sized="CONCAT(OCTET_LENGTH({0}), '=', {0})",
-    crc32="CRC32(CONVERT(CONCAT_WS('|', {0}) USING utf8mb4))",
-    between_parts=", ",
-    exceeds="INTERVAL({0}, {1})",
-    process="SUBSTRING_INDEX({0}, ':', 2)",
-)
-SQLITE = SqlExpressions(
-    ms=millis_of_column.sqlite,
-    late_ms=f"MAX(0, {millis_of_column.sqlite.replace('{0}', '{1}')} - {millis_of_column.sqlite})",
-    whole="{0} / {1}",
-    unsigned="printf('%llu', {0})",
-    sized="length(CAST({0} AS BLOB)) || '=' || {0}",
-    crc32="toc_crc32({0})",
-    between_parts=" || '|' || ",
-    exceeds="({0} > {1})",
-    # SQLite has no SUBSTRING_INDEX.
-    process="substr({0}, 1, instr({0}, ':') + instr(substr({0}, instr({0}, ':') + 1) || ':', ':') - 1)",
-)
 
 
 _FROM = "FROM {job} AS j"
@@ -200,9 +148,7 @@ def _ended_rows_sql(of: SqlExpressions) -> str:
 def _checksums_sql(of: SqlExpressions) -> str:
     columns = _column_expressions(of)
     day = of.whole.format(columns["gmt_modified"], DAY_MS)
-    parts = [of.sized.format(x) if name in TEXTS else x for name, x in columns.items()]
-    crc32 = of.crc32.format(of.between_parts.join(f"COALESCE({part}, '-')" for part in parts))
     return (
-        f"SELECT {day} AS ended_day, COUNT(*), SUM({crc32}) "
+        f"SELECT {day} AS ended_day, COUNT(*), SUM({of.crc32_of_row(columns, TEXTS)}) "
         f"{_WITH_LETTER} {_ENDED} GROUP BY ended_day"
     )

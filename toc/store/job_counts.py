@@ -22,12 +22,10 @@ from toc.store.ended_jobs import (
     DAY_MS,
     ENDED_STATUSES,
     HOUR_MS,
-    MYSQL,
-    SQLITE,
     IdRange,
-    SqlExpressions,
 )
 from toc.store.schema import JOB, job_table_name
+from toc.store.sql_expressions import SqlExpressions, expressions_of
 
 BOUNDS_MS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000,
@@ -168,9 +166,7 @@ class JobCounter:
         archived_ms: int,
     ) -> Sequence[Any]:
         database = self.databases.database_of_shard(shard)
-        statement = text(
-            sql(SQLITE if database.sqlite else MYSQL).format(job=database.job_table_name(shard))
-        )
+        statement = text(sql(expressions_of(database)).format(job=database.job_table_name(shard)))
         values = {
             "first": ids.first,
             "end": ids.end,
