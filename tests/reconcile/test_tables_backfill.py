@@ -31,7 +31,7 @@ from tests.reconcile.analysis_place import (
 )
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
-from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile.archive import archive_due_rows
 from toc.reconcile.archive_maintenance import compact_days
 from toc.reconcile.tables import backfill as backfill_module
 from toc.reconcile.tables.backfill import backfill_tables, find_sources
@@ -87,7 +87,7 @@ def backfill(place: Place, first: date = FIRST, last: date = LAST) -> TablesResu
 
 
 def archive(place: Place) -> None:
-    done = archive_ended_jobs(place.spark, place.settings(), place.library.clock, [].append)
+    done = archive_due_rows(place.spark, place.settings(), place.library.clock, [].append)
     assert done.is_good
 
 
