@@ -138,3 +138,11 @@ RECONCILE_DURATION = Gauge(
 RECONCILE_COUNT = Gauge(
     "toc_reconcile_count", "What that reconciliation read, and looked up", ["what"]
 )
+NIGHTLY_AGE = Gauge(
+    "toc_nightly_age_seconds",
+    "Since the end of the last good nightly run of any node; infinite if there was none",
+)
+NIGHTLY_FAILED = Gauge("toc_nightly_failed", "1 if a part of the last nightly run failed, else 0")
+NIGHTLY_FINDINGS = Gauge(
+    "toc_nightly_findings", "Checks of the analysts' tables that failed in the last nightly run"
+)
