@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -197,6 +199,30 @@ def test_the_doctor_names_differences_and_refused_handlers(
     assert after["biz_types declarations"] == ("ok", "2 declared types")
     assert after["handlers refused"] == ("fail", "order.close is declared pull")
     assert after["handlers types without one"] == ("ok", "none")
+
+
+def test_a_worker_completes_a_database_that_was_away(
+    toc: Toc,
+    servers: dict[str, str],
+    start: Callable[..., Process],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = Path("here.db").absolute(), Path("away/there.db").absolute()
+    there.parent.mkdir()
+    monkeypatch.setenv("TOC_DATABASES", f"sqlite:///{here},sqlite:///{there}")
+    assert toc("migrate").code == 0
+    there.parent.rename("hidden")
+    made = toc("types", "declare", "a", "--pull")
+    assert made.code == exit_codes.UNAVAILABLE
+    assert "database 1 did not answer" in made.out
+    assert toc("types", "list", "--json").json["away"] == [1]
+    Path("hidden").rename(there.parent)
+    Path("shop.py").write_text("import toc\n\n@toc.handler('b')\ndef close(job): ...\n")
+    settings = servers | {"TOC_DATABASES": f"sqlite:///{here},sqlite:///{there}"}
+    start(settings, "worker", "--app", "shop").says("wrote 1 declarations of types to database 1")
+    with closing(sqlite3.connect(there)) as connection:
+        rows = connection.execute("SELECT name, version, copied FROM toc_declared_type").fetchall()
+    assert rows == [("a", 1, 1)]
 
 
 @pytest.mark.usefixtures("toml")

@@ -45,6 +45,7 @@ from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
@@ -141,6 +142,7 @@ class Node:
         self.catalogue = TypeCatalogue(
             self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
         )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
         self.catalogue.read_now()
         log_differences(settings, self.catalogue.all())
         if self.reminders is not None:

@@ -444,7 +444,7 @@ class RetentionSettings(_SettingGroup):
 
 
 class CatalogueSettings(_SettingGroup):
-    """The declared types (docs/adr/0040-declared-types.md)."""
+    """The declared types (docs/how-to/types.md)."""
 
     refresh_s: float = Field(
         5,
@@ -514,8 +514,22 @@ class ReconcileSettings(_SettingGroup):
     archive: Url = Field(
         "none",
         min_length=1,
-        description="where ended jobs go, as Delta tables, before they are purged: a directory, or a URL as "
-        "s3://bucket/toc; 'none': nowhere",
+        description="where ended jobs and events go, as Delta tables, before they are purged: a directory, "
+        "or a URL as s3://bucket/toc; 'none': nowhere",
+    )
+    table_days: int = Field(
+        7,
+        ge=1,
+        le=31,
+        description="days back that a night fills if analysts' tables lack them, and whose cohorts it counts "
+        "again",
+    )
+    table_rows_max: int = Field(
+        2_000_000,
+        ge=1000,
+        le=20_000_000,
+        description="groups of type, hour, shard and node that the tables of a database may have in the days "
+        "that are counted at once; about 150 bytes of memory each",
     )
     spark: Annotated[
         dict[str, str],
@@ -531,7 +545,7 @@ class WebhookSettings(_SettingGroup):
 
     key: SecretStr | None = Field(
         None,
-        description="keys that encrypt the destinations' secrets, as `toc webhooks new-key` prints them: the "
+        description="keys that encrypt the destinations' secrets, as `toc webhooks key` prints them: the "
         "first one encrypts, all decrypt",
     )
     key_file: str | None = Field(
@@ -649,4 +663,34 @@ class LimitSettings(_SettingGroup):
         ge=1,
         le=100_000,
         description="types that `toc types` declares, with those it has forgotten, at most",
+    )
+
+
+class LeaseSettings(_SettingGroup):
+    """Leases of remote consumers (docs/how-to/remote-consumers.md)."""
+
+    jobs_max: int = Field(100, ge=1, le=1000, description="jobs in one lease call, at most")
+    items_max: int = Field(
+        500, ge=1, le=2000, description="items in one call that settles leases, at most"
+    )
+    wait_s_max: float = Field(
+        60, ge=0, le=3600, description="how long a lease call may wait for jobs, at most"
+    )
+    waiters_max: int = Field(
+        1000, ge=1, le=100_000, description="lease calls that wait in one process, at most"
+    )
+    types_max: int = Field(
+        100,
+        ge=1,
+        le=1000,
+        description="pull types that one process serves, and types in one lease call, at most",
+    )
+    threads: int = Field(
+        4, ge=1, le=64, description="threads for each database that settle leases in a process"
+    )
+    calls_max: int = Field(
+        500,
+        ge=1,
+        le=100_000,
+        description="calls that settle leases and wait for a database, for each database, at most",
     )

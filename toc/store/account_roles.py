@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
 from toc.store import declared_types, views
+from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
+from toc.store.token_rows import TOKEN_COLUMNS
 
 JOBS, VIEWS = "toc_job_…", "toc_…s"
 """Placeholders for every job table, and for every view."""
@@ -31,6 +33,11 @@ WEBHOOK_DISABLING_COLUMNS = ("version", "disabled_time", "disabled_reason", "gmt
 
 _DISABLING = f"UPDATE ({', '.join(WEBHOOK_DISABLING_COLUMNS)})"
 _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
+
+_AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
+_NEW_TOKENS = f"INSERT ({', '.join(TOKEN_COLUMNS)})"
+# A process that serves HTTP can make no token, and cannot give one more rights or a later end.
+_USED_TOKENS = "UPDATE (last_used_time, revoked_time)"
 
 Rights = Sequence[str]
 
@@ -60,7 +67,7 @@ _CLIENT: dict[str, Rights] = {
 
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    VERSION_TABLE,
+    "toc_token", "toc_audit", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {
@@ -85,6 +92,18 @@ ROLES: dict[str, Role] = {
             "toc_webhook": (_DISABLING,),
         },
     ),
+    "web": Role(
+        "`toc web`: all that clients may ask for over HTTP",
+        ("SELECT",),
+        {
+            **_CLIENT,
+            "toc_dead_job": ("INSERT", "DELETE"),
+            "toc_meta": ("INSERT", _VALUE),
+            "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_token": (_USED_TOKENS,),
+            "toc_audit": (_AUDIT,),
+        },
+    ),
     "operator": Role(
         "people who change jobs, types and webhooks: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "
         "`toc webhooks`, `toc reconcile`, `toc nightly`",
@@ -97,8 +116,13 @@ ROLES: dict[str, Role] = {
             "toc_webhook": ("INSERT", "UPDATE"),
         },
     ),
+    "tokens": Role(
+        "people who say who may use HTTP: `toc token`",
+        ("SELECT",),
+        {"toc_token": (_NEW_TOKENS, "UPDATE (revoked_time)"), "toc_audit": (_AUDIT,)},
+    ),
     "reader": Role(
-        "people who look: `toc sql`, `toc explain`, `toc status`, `toc migrate --status`",
+        "people who look: `toc sql`, `toc explain`, `toc status`, `toc audit`, `toc migrate --status`",
         ("SHOW VIEW",),
         {
             **dict.fromkeys(_READ_BY_READERS, ("SELECT",)),
@@ -118,6 +142,8 @@ ROLES: dict[str, Role] = {
             "toc_event": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
             "toc_declared_type": ("DELETE",),
+            "toc_token": ("DELETE",),
+            "toc_audit": ("DELETE",),
         },
     ),
     "mover": Role(
