@@ -133,7 +133,7 @@ def test_bad_input_changes_nothing(toc: Toc, arguments: tuple[str, ...], tmp_pat
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two databases that nobody can reach: scripts need none."""
-    urls = "mysql+pymysql://u:secret@g/toc,mysql+pymysql://u:secret@h/toc"
+    urls = "mysql+pymysql://u:hush-hush@g/toc,mysql+pymysql://u:hush-hush@h/toc"
     monkeypatch.setenv("TOC_DATABASES", urls)
     monkeypatch.setenv("TOC_SHARDS", "4")
 
@@ -164,15 +164,15 @@ def test_a_script_for_each_database(toc: Toc, tmp_path: Path) -> None:
     assert back.json == {"scripts": [str(path) for path in paths]}
     texts = [path.read_text() for path in paths]
     assert all("DROP COLUMN note" in text for text in texts)
-    assert "secret" not in "".join([result.out, result.err, *texts])
+    assert "hush-hush" not in "".join([result.out, result.err, *texts])
 
 
 def test_one_database_s_script_is_printed(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASES", "mysql+pymysql://u:secret@h/toc")
+    monkeypatch.setenv("TOC_DATABASES", "mysql+pymysql://u:hush-hush@h/toc")
     result = toc("migrate", "--sql")
     assert result.code == 0
     assert "CREATE TABLE IF NOT EXISTS toc_job_0063" in result.out
-    assert "secret" not in result.out + result.err
+    assert "hush-hush" not in result.out + result.err
     assert toc("migrate", "--sql", "--json").code == 2
 
 
