@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
+        AccessUnavailable,
         ClaimLost,
         ClusterUnavailable,
         DuplicateJob,
         InvalidInput,
         NotFound,
+        Overloaded,
         PartlyScheduled,
         SchemaMismatch,
         SettingsError,
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TimerUnavailable,
         TocError,
+        TooManyCalls,
+        Unauthenticated,
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
@@ -100,12 +104,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Dead",
-    "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
-    "Job", "JobFilter", "JobSpec", "NotFound",
+    "AccessUnavailable", "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable",
+    "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
+    "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
     "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
     "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
-    "TimerUnavailable", "TocError", "WrongDatabase", "cancel", "close", "complete",
+    "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase",
+    "cancel", "close", "complete",
     "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive",
     "reschedule", "schedule", "schedule_many",
 ]  # fmt: skip

@@ -6,11 +6,15 @@
     ├── DuplicateJob         a live job holds the key and on_duplicate="error" was asked for
     ├── PartlyScheduled      a bulk call committed some of its jobs    (retryable if its cause is)
     ├── ClaimLost            the job no longer runs under this handler's claim: do not commit
-    ├── NotFound             no such job, type or table
+    ├── NotFound             no such job, type, token or table
+    ├── Unauthenticated      no token, or one that is unknown, revoked or over
+    ├── TooManyCalls         a limit of `web.limits` is reached           (retryable)
+    ├── AccessUnavailable    tokens cannot be checked, or calls not be audited, now (retryable)
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
     ├── StatementFailed      a database answers with an error: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
+    ├── Overloaded           this process has too many calls at once       (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
@@ -109,9 +113,33 @@ class ClaimLost(TocError):
 
 
 class NotFound(TocError):
-    """The job, type or table does not exist."""
+    """The job, type, token or table does not exist."""
 
     code = "not_found"
+
+
+class Unauthenticated(TocError):
+    """A call has no valid token. The text says what is wrong with the header, not whether a token exists."""
+
+    code = "unauthenticated"
+
+
+class TooManyCalls(TocError):
+    """A limit on calls is reached. `retry_after_s`: when to try again, in seconds. `limit`: its setting."""
+
+    code = "too_many_calls"
+    retryable = True
+
+    def __init__(self, limit: str, retry_after_s: float) -> None:
+        self.limit, self.retry_after_s = limit, retry_after_s
+        super().__init__(f"web.limits.{limit} is reached: try again in {retry_after_s:.0f} s")
+
+
+class AccessUnavailable(TocError):
+    """A call is refused because its token cannot be checked now, or because nobody could audit the call."""
+
+    code = "access_unavailable"
+    retryable = True
 
 
 class WrongDatabase(TocError):
@@ -191,6 +219,20 @@ class StoreUnavailable(TocError):
 def is_away(error: Exception) -> bool:
     """True when the error means that the whole database cannot be used, not only one table of it."""
     return isinstance(error, StoreUnavailable) and not error.one_table
+
+
+class Overloaded(TocError):
+    """This process has as many calls of a kind as a setting allows: call again later, or elsewhere.
+
+    `setting`: the name of the setting. `limit`: its value.
+    """
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, what: str, setting: str, limit: int) -> None:
+        self.setting, self.limit = setting, limit
+        super().__init__(f"{what}: {setting} allows {limit} at once in a process; try again later")
 
 
 class TimerUnavailable(TocError):

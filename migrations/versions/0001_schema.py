@@ -7,8 +7,9 @@ Until the first release, a change of the schema changes this revision.
 `live_key` is virtual, but stored on MariaDB (which alone reads the comment): MariaDB refuses to add a
 column at once to a table with an index on a virtual one, in every later revision.
 
-The server writes `toc_event.account` itself, by the column's default: no statement of toc names the
-column. An account whose INSERT is granted on the other columns only cannot write another name into it.
+The server writes `account` in `toc_event`, `toc_token` and `toc_audit` itself, by the column's default: no
+statement of toc names the column. An account whose INSERT is granted on the other columns only cannot write
+another name into it.
 SQLite has no accounts.
 """
 
@@ -153,6 +154,40 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     PRIMARY KEY (day, type_no, status)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_token": """
+CREATE TABLE IF NOT EXISTS toc_token (
+    token_id       VARCHAR(16)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    token_hash     VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    owner          VARCHAR(64)   CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    scopes         VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    biz_types      VARCHAR(1100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    tenant         VARCHAR(32)   CHARACTER SET ascii COLLATE ascii_bin NULL,
+    created_time   DATETIME(3)   NOT NULL,
+    expiry_time    DATETIME(3)   NULL,
+    last_used_time DATETIME(3)   NULL,
+    revoked_time   DATETIME(3)   NULL,
+    account        VARCHAR(288)  CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (token_id)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
+    "toc_audit": """
+CREATE TABLE IF NOT EXISTS toc_audit (
+    audit_id     BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+    audit_time   DATETIME(3)     NOT NULL,
+    token_id     VARCHAR(16)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    owner        VARCHAR(64)  CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    address      VARCHAR(45)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    action       VARCHAR(32)  CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    target       VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    calls        INT          NOT NULL,
+    rows_changed INT          NULL,
+    outcome      VARCHAR(32)  CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    request_id   VARCHAR(64)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    account      VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (audit_id),
+    KEY ix_token (token_id, audit_id)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
     "toc_declared_type": """
 CREATE TABLE IF NOT EXISTS toc_declared_type (
     name          VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -165,6 +200,22 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     copied        SMALLINT    NOT NULL,
     account       VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
     PRIMARY KEY (name, version)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
+    "toc_webhook": """
+CREATE TABLE IF NOT EXISTS toc_webhook (
+    name                VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version             INT           NOT NULL,
+    url                 VARCHAR(1000) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    secret              VARCHAR(255)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    old_secret          VARCHAR(255)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    old_secret_end_time DATETIME(3)   NULL,
+    gmt_create          DATETIME(3)   NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    gmt_modified        DATETIME(3)   NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    disabled_time       DATETIME(3)   NULL,
+    disabled_reason     VARCHAR(255)  CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    removed             SMALLINT      NOT NULL DEFAULT 0,
+    PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
 }
@@ -221,6 +272,37 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     PRIMARY KEY (day, type_no, status)
 )
 """,
+    "toc_token": """
+CREATE TABLE IF NOT EXISTS toc_token (
+    token_id       VARCHAR(16)   NOT NULL PRIMARY KEY,
+    token_hash     VARCHAR(64)   NOT NULL,
+    owner          VARCHAR(64)   NOT NULL,
+    scopes         VARCHAR(64)   NOT NULL,
+    biz_types      VARCHAR(1100) NOT NULL,
+    tenant         VARCHAR(32),
+    created_time   VARCHAR(23)   NOT NULL,
+    expiry_time    VARCHAR(23),
+    last_used_time VARCHAR(23),
+    revoked_time   VARCHAR(23),
+    account        VARCHAR(288)
+)
+""",
+    "toc_audit": """
+CREATE TABLE IF NOT EXISTS toc_audit (
+    audit_id     INTEGER      NOT NULL PRIMARY KEY AUTOINCREMENT,
+    audit_time   VARCHAR(23)  NOT NULL,
+    token_id     VARCHAR(16),
+    owner        VARCHAR(64),
+    address      VARCHAR(45),
+    action       VARCHAR(32)  NOT NULL,
+    target       VARCHAR(512),
+    calls        INTEGER      NOT NULL,
+    rows_changed INTEGER,
+    outcome      VARCHAR(32)  NOT NULL,
+    request_id   VARCHAR(64),
+    account      VARCHAR(288)
+)
+""",
     "toc_declared_type": """
 CREATE TABLE IF NOT EXISTS toc_declared_type (
     name          VARCHAR(64) NOT NULL,
@@ -235,11 +317,27 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     PRIMARY KEY (name, version)
 )
 """,
+    "toc_webhook": """
+CREATE TABLE IF NOT EXISTS toc_webhook (
+    name                VARCHAR(64)   NOT NULL PRIMARY KEY,
+    version             INTEGER       NOT NULL,
+    url                 VARCHAR(1000) NOT NULL,
+    secret              VARCHAR(255),
+    old_secret          VARCHAR(255),
+    old_secret_end_time VARCHAR(23),
+    gmt_create          VARCHAR(23)   NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    gmt_modified        VARCHAR(23)   NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    disabled_time       VARCHAR(23),
+    disabled_reason     VARCHAR(255),
+    removed             SMALLINT      NOT NULL DEFAULT 0
+)
+""",
 }
 
 INDEXES_SQLITE = {
     "toc_dead_job": ["CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)"],
     "toc_event": ["CREATE INDEX IF NOT EXISTS ix_job ON toc_event (job_id, event_id)"],
+    "toc_audit": ["CREATE INDEX IF NOT EXISTS ix_token ON toc_audit (token_id, audit_id)"],
 }
 
 STATUS_NAME = (

@@ -30,9 +30,9 @@ def test_waiting_calls_are_written_together(world: World, monkeypatch: pytest.Mo
     library = world.center._open_connections().jobs
     insert, sizes = library.insert, list[int]()
 
-    def record(jobs: Any, on_duplicate: Any) -> Any:
+    def record(jobs: Any, on_duplicate: Any, **options: Any) -> Any:
         sizes.append(len(jobs))
-        return insert(jobs, on_duplicate)
+        return insert(jobs, on_duplicate, **options)
 
     monkeypatch.setattr(library, "insert", record)
 
@@ -170,9 +170,9 @@ def hold_inserts(
     library = world.center._open_connections().jobs
     insert = library.insert
 
-    def held(jobs: Any, on_duplicate: Any) -> Any:
+    def held(jobs: Any, on_duplicate: Any, **options: Any) -> Any:
         before([job.job_id for job in jobs])
-        return insert(jobs, on_duplicate)
+        return insert(jobs, on_duplicate, **options)
 
     monkeypatch.setattr(library, "insert", held)
 
@@ -287,10 +287,10 @@ def test_a_database_that_fails_fails_its_own_jobs_only(
     insert = library.insert
     home_of = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
 
-    def fail_database_1(jobs: Any, on_duplicate: Any) -> Any:
+    def fail_database_1(jobs: Any, on_duplicate: Any, **options: Any) -> Any:
         if two.library.home(jobs[0].job_id).index == 1:
             raise StoreUnavailable(1, OSError("away"))
-        return insert(jobs, on_duplicate)
+        return insert(jobs, on_duplicate, **options)
 
     monkeypatch.setattr(library, "insert", fail_database_1)
 

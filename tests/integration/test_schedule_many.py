@@ -109,11 +109,11 @@ class _Inserts:
         self._insert = library.insert
         monkeypatch.setattr(library, "insert", self._record)
 
-    def _record(self, jobs: Any, on_duplicate: Any) -> Any:
+    def _record(self, jobs: Any, on_duplicate: Any, **options: Any) -> Any:
         ids = [job.job_id for job in jobs]
         self.calls.append(ids)
         self.before(ids)
-        return self._insert(jobs, on_duplicate)
+        return self._insert(jobs, on_duplicate, **options)
 
 
 def test_two_halves_of_a_database_are_written_at_the_same_time(
@@ -291,14 +291,14 @@ def test_a_database_that_is_away_does_not_stop_the_others(
     asked: list[int] = []
     insert = state.jobs.insert
 
-    def failing(jobs: Any, on_duplicate: Any) -> Any:
+    def failing(jobs: Any, on_duplicate: Any, **options: Any) -> Any:
         database = two.settings.routing.database_index(
             two.settings.routing.shard_of_hash(routing_bits_of(jobs[0].job_id))
         )
         asked.append(database)
         if database == 0:  # the first in the order in which they are asked
             raise StoreUnavailable(0, OSError("away"))
-        return insert(jobs, on_duplicate)
+        return insert(jobs, on_duplicate, **options)
 
     monkeypatch.setattr(state.jobs, "insert", failing)
     with pytest.raises(PartlyScheduled) as caught:

@@ -76,7 +76,9 @@ class AsyncTimeoutCenter:
 
     schedule_many = _in_thread(TimeoutCenter.schedule_many)
     cancel = _in_thread(TimeoutCenter.cancel)
+    schedule_each = _in_thread(TimeoutCenter.schedule_each)
     reschedule = _in_thread(TimeoutCenter.reschedule)
+    run_now = _in_thread(TimeoutCenter.run_now)
     redrive = _in_thread(TimeoutCenter.redrive)
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)

@@ -40,6 +40,8 @@ class BulkSchedule:
     second_writer: held by the call that has a second thread. Other calls of the process do without one:
     together they keep the processor busy anyway, and the connections are few.
 
+    actor: in whose name replaced jobs are changed; None: in the client's.
+
     inserted: by position in `wanted`; None: the job was not written. failed: the errors of databases, by
     index; a database that has failed gets no further jobs of this call.
     """
@@ -50,9 +52,10 @@ class BulkSchedule:
         wanted: Sequence[CheckedJob],
         on_duplicate: OnDuplicate,
         second_writer: threading.Lock,
+        actor: str | None = None,
     ) -> None:
         self._state, self._wanted, self._on_duplicate = state, wanted, on_duplicate
-        self._second_writer = second_writer
+        self._second_writer, self._actor = second_writer, actor
         self._parts: deque[_Part] = deque()
         self._helper_failure: BaseException | None = None
         self.inserted: list[InsertResult | None] = [None] * len(wanted)
@@ -143,7 +146,7 @@ class BulkSchedule:
         state, wanted = self._state, [self._wanted[position] for position in part.positions]
         try:
             jobs = state.make_new_jobs(state.databases[part.database], wanted)
-            results = state.jobs.insert(jobs, self._on_duplicate)
+            results = state.jobs.insert(jobs, self._on_duplicate, actor=self._actor)
         except _FAILURES as error:
             self.failed[part.database] = error
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -18,9 +19,16 @@ from toc.center.after_commit import (
 )
 from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
+from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
-from toc.domain.argument_checks import check_actor, check_biz_type, check_integer, check_reason
+from toc.domain.argument_checks import (
+    check_actor,
+    check_biz_type,
+    check_dedup_key,
+    check_integer,
+    check_reason,
+)
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
@@ -37,7 +45,7 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.external_transaction import complete_in_transaction
-from toc.store.jobs import OnDuplicate
+from toc.store.jobs import ON_DUPLICATE, OnDuplicate
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
@@ -54,6 +62,7 @@ class JobOptions(TypedDict, total=False):
     dedup_key: str | None
     on_duplicate: OnDuplicate
     tenant: str | None
+    actor: str | None
 
 
 class ScheduleOptions(JobOptions, total=False):
@@ -131,6 +140,7 @@ class TimeoutCenter:
         session: AnySession | None = None,
         connection: Connection | None = None,
         tenant: str | None = None,
+        actor: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
         """Makes sure that the handler of `biz_type` acts on `biz_id` at `action_time`. Returns the job_id.
@@ -148,7 +158,9 @@ class TimeoutCenter:
         if one is declared (`toc types`). dedup_key: with a key ("" is
         one) there is one live job per (tenant, biz_id, biz_type, key); None (default): no such rule.
         on_duplicate says what happens when a live job holds the key: "keep" returns the holder's id,
-        "replace" gives the holder the new time and attribute, "error" raises.
+        "replace" gives the holder the new time and attribute, "earliest" and "latest" do this only if the
+        new time is earlier or later than the holder's, "error" raises. "once" is "keep" for ever: a job of
+        the key that has ended holds it too, until retention deletes the job.
 
         details: True returns a `Scheduled` instead of the job_id: whether the job was inserted, replaced or
         kept, and whether a job that was kept runs already: then it does not act on this call.
@@ -160,19 +172,22 @@ class TimeoutCenter:
         (else the loader or scanner finds it). On SQLite, which has one writer, other changing calls of
         this thread are refused until that transaction has ended.
 
-        Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" of a running
-        job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
+        actor: in whose name a job with the key is changed (default: the client's); it stands in the event.
+
+        Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" or "latest" of a
+        running job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         wanted = self._check_job(
             biz_id, action_time, biz_type=biz_type, on_duplicate=on_duplicate,
-            attribute=attribute, dedup_key=dedup_key, tenant=tenant,
+            attribute=attribute, dedup_key=dedup_key, tenant=tenant, actor=actor,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
         state = self._open_connections()
         database = state.database_of_business(wanted.business)
         state.payload_checks.check_job(database, wanted)
         new = state.make_new_jobs(database, [wanted])
-        inserted = state.jobs.insert(new, on_duplicate, joined)[0]  # guard: commit-before-arm
+        jobs = state.jobs
+        inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
             to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
@@ -220,19 +235,7 @@ class TimeoutCenter:
         A database that does not answer costs only its own jobs. Raises as `schedule` does;
         PartlyScheduled (with the ids) when some were written and others not.
         """
-        self._check_on_duplicate(on_duplicate)
-        now_ms, limits = self._clock.wall_ms(), self.settings.limits
-        wanted = []
-        for position, job in enumerate(jobs):
-            if position >= limits.schedule_many:
-                rule = f"must be at most {limits.schedule_many} jobs per call"
-                raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
-            wanted.append(check_job_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
-        state = self._open_connections()
-        if wanted:
-            first = state.database_of_business(wanted[0].business)
-            others = (each for each in state.databases if each is not first)
-            state.payload_checks.check_jobs([first, *others], wanted)
+        wanted = self._check_jobs(jobs, biz_type, on_duplicate)
         bulk = self._prepare_bulk(wanted, on_duplicate)
         try:
             bulk.write_and_arm()
@@ -246,6 +249,37 @@ class TimeoutCenter:
         if details:
             return [it.as_scheduled for it in bulk.inserted if it is not None]
         return [it.job_id for it in bulk.inserted if it is not None]
+
+    def schedule_each(
+        self,
+        jobs: Sequence[JobSpec | tuple[int | str, When]],
+        *,
+        biz_type: str = "default",
+        on_duplicate: OnDuplicate = "keep",
+        actor: str | None = None,
+    ) -> list[Scheduled | Exception]:
+        """Schedules many jobs, each for itself; returns a `Scheduled` or the error of each, in their order.
+
+        As `schedule_many`, but a job that cannot be written (DuplicateJob, StoreUnavailable …) costs no other
+        job. Raises InvalidInput, before any job is written, if one of the jobs is invalid.
+        """
+        if actor is not None:
+            check_actor(actor)
+        wanted = self._check_jobs(jobs, biz_type, on_duplicate)
+        state = self._open_connections()
+        by_database: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(wanted):
+            by_database[state.database_of_business(job.business).index].append(position)
+        writer = EachSchedule(
+            lambda part: self._prepare_bulk(part, on_duplicate, actor),
+            lambda job: state.shard_of_business(job.business),
+        )
+        results: dict[int, Scheduled | Exception] = {}
+        for positions in by_database.values():
+            written = writer.write_jobs([wanted[position] for position in positions])
+            for position, each in zip(positions, written, strict=True):
+                results[position] = each if isinstance(each, Exception) else each.as_scheduled
+        return [results[position] for position in range(len(wanted))]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
@@ -264,6 +298,7 @@ class TimeoutCenter:
         dedup_key: str | None = None,
         tenant: str | None = None,
         reason: str | None = None,
+        actor: str | None = None,
     ) -> Answer:
         """Cancels a job, or all live jobs of a business id and type (and key). Final (I3).
 
@@ -273,12 +308,12 @@ class TimeoutCenter:
         before, and failed). Otherwise the job's current status (`bool(answer)` is False): "running", "done",
         "already_cancelled", "dead"; or "unknown", perhaps with a `.hint`. `.job_id` is the job, `.attempts`
         how often it was tried. For several jobs: "cancelled" only if this call cancelled all of them.
-        `reason`: for the job's events.
+        `reason` and `actor` (default: the client's): for the job's events.
         """
-        check_reason(reason)
+        _check_words(reason, actor)
         target = JobTarget.from_arguments(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._open_connections()
-        answers = [state.jobs.cancel(found, reason) for found in target.find_job_ids(state)]
+        answers = [state.jobs.cancel(found, reason, actor) for found in target.find_job_ids(state)]
         # A job that was not cancelled outweighs the jobs that were.
         worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
         return target.make_answer_for_no_job(state) if worst in (None, "unknown") else worst
@@ -293,14 +328,15 @@ class TimeoutCenter:
         dedup_key: str | None = None,
         tenant: str | None = None,
         reason: str | None = None,
+        actor: str | None = None,
     ) -> Answer:
         """Moves a pending job to another time. By id, or by business key (one live job must match).
 
         Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status (`bool(answer)` is
         False). Arguments and answers are as in `cancel`. Attempts start anew.
-        `reason`: for the job's events.
+        `reason` and `actor` (default: the client's): for the job's events.
         """
-        check_reason(reason)
+        _check_words(reason, actor)
         if isinstance(job_id, (datetime, timedelta)) and action_time is None:
             job_id, action_time = None, job_id
         if action_time is None:
@@ -319,20 +355,40 @@ class TimeoutCenter:
         due_ms = action_time_to_ms(
             action_time, state.database_now_ms(state.database_of_job(ids[0]))
         )
-        answer = state.jobs.reschedule(ids[0], due_ms, reason)
+        answer = state.jobs.reschedule(ids[0], due_ms, reason, actor)
         if answer == "unknown":
             return target.make_answer_for_no_job(state)
         if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
             state.arm_changed_job(answer.job_id, due_ms)
         return answer
 
-    def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
-        """Makes a dead job pending again, due now. Returns "redriven"; "superseded"; otherwise its status."""
-        check_reason(reason)
+    def run_now(
+        self, job_id: int, *, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
+        """Makes a pending job due now, whether it waits for its time or for a retry. Its attempts stay.
+
+        Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status, as `reschedule`.
+        """
+        _check_words(reason, actor)
         target = JobTarget.from_arguments(job_id)
         state = self._open_connections()
         now_ms = state.database_now_ms(state.database_of_job(job_id))
-        answer = state.jobs.redrive(job_id, now_ms, reason)
+        answer = state.jobs.run_now(job_id, now_ms, reason, actor)
+        if answer == "unknown":
+            return target.make_answer_for_no_job(state)
+        if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
+            state.arm_changed_job(answer.job_id, now_ms)
+        return answer
+
+    def redrive(
+        self, job_id: int, *, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
+        """Makes a dead job pending again, due now. Returns "redriven"; "superseded"; otherwise its status."""
+        _check_words(reason, actor)
+        target = JobTarget.from_arguments(job_id)
+        state = self._open_connections()
+        now_ms = state.database_now_ms(state.database_of_job(job_id))
+        answer = state.jobs.redrive(job_id, now_ms, reason, actor)
         if answer == "unknown":
             return target.make_answer_for_no_job(state)
         if answer.ok:
@@ -346,9 +402,25 @@ class TimeoutCenter:
         return self._open_connections().jobs.get(check_job_id(job_id))
 
     def find(
-        self, biz_id: int | str, biz_type: str | None = None, *, tenant: str | None = None
+        self,
+        biz_id: int | str,
+        biz_type: str | None = None,
+        *,
+        tenant: str | None = None,
+        dedup_key: str | None = None,
+        limit: int | None = None,
+        before: int | None = None,
     ) -> list[Job]:
-        """Jobs of a business id, live and ended, newest first (at most `limits.find`)."""
+        """Jobs of a business id, live and ended, newest first.
+
+        limit: the most jobs to return, up to `limits.find` (the default). before: only jobs that were made
+        before this job_id: the last one of the page before.
+        """
+        most = self.settings.limits.find
+        limit = most if limit is None else check_integer("limit", limit, 1, most)
+        if before is not None:
+            check_job_id(before)
+        check_dedup_key(dedup_key)
         state = self._open_connections()
         business = check_business_id(biz_id, tenant)
         type_no = None
@@ -358,7 +430,7 @@ class TimeoutCenter:
             if type_no is None:
                 return []
         shard = state.shard_of_business(business)
-        return state.jobs.find(shard, business, type_no, self.settings.limits.find)
+        return state.jobs.find(shard, business, type_no, limit, dedup_key, before)
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -445,8 +517,11 @@ class TimeoutCenter:
         attribute: object = None,
         dedup_key: object = None,
         tenant: object = None,
+        actor: object = None,
     ) -> CheckedJob:
         self._check_on_duplicate(on_duplicate)
+        if actor is not None:
+            check_actor(actor)
         fields = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type,
             "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
@@ -454,12 +529,44 @@ class TimeoutCenter:
         limit = self.settings.limits.attribute_bytes
         return check_job_fields(self._clock.wall_ms(), limit, fields, "default")
 
+    def _check_jobs(
+        self,
+        jobs: Iterable[JobSpec | tuple[int | str, When]],
+        biz_type: str,
+        on_duplicate: OnDuplicate,
+    ) -> list[CheckedJob]:
+        self._check_on_duplicate(on_duplicate)
+        now_ms, limits = self._clock.wall_ms(), self.settings.limits
+        wanted = []
+        for position, job in enumerate(jobs):
+            if position >= limits.schedule_many:
+                rule = f"must be at most {limits.schedule_many} jobs per call"
+                raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
+            wanted.append(check_job_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
+        if wanted:
+            state = self._open_connections()
+            first = state.database_of_business(wanted[0].business)
+            others = (each for each in state.databases if each is not first)
+            state.payload_checks.check_jobs([first, *others], wanted)
+        return wanted
+
     def _prepare_bulk(
-        self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate
+        self,
+        wanted: Sequence[CheckedJob],
+        on_duplicate: OnDuplicate,
+        actor: str | None = None,
     ) -> BulkSchedule:
-        return BulkSchedule(self._open_connections(), wanted, on_duplicate, self._second_writer)
+        state = self._open_connections()
+        return BulkSchedule(state, wanted, on_duplicate, self._second_writer, actor)
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:
-        if value not in ("keep", "replace", "error"):
-            raise InvalidInput("on_duplicate", value, "must be 'keep', 'replace' or 'error'")
+        if value not in ON_DUPLICATE:
+            rule = f"must be one of {', '.join(map(repr, ON_DUPLICATE))}"
+            raise InvalidInput("on_duplicate", value, rule)
+
+
+def _check_words(reason: object, actor: object) -> None:
+    check_reason(reason)
+    if actor is not None:
+        check_actor(actor)

@@ -19,6 +19,7 @@ from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder
 
@@ -44,6 +45,7 @@ class Connections:
         try:
             self.database_metadata = DatabaseMetadata(self.databases)
             check_databases(self.databases, self.database_metadata, settings.facts)
+            follow_pull_types(self.database_metadata.declared, settings.pull_types)
         except BaseException:
             self.databases.close()
             raise

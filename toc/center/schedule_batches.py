@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
 from toc.center.bulk_schedule import BulkSchedule
+from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob
-from toc.errors import InvalidInput, SchemaMismatch, StatementFailed, StoreUnavailable, TocError
+from toc.errors import TocError
 
 BATCH_MAX = 500  # jobs that are written together
 WRITERS_MAX = 2  # batches of a database that are written at the same time
@@ -40,7 +41,7 @@ class ScheduleBatches:
         prepare_bulk: Callable[[Sequence[CheckedJob]], BulkSchedule],
         shard_of: Callable[[CheckedJob], int],
     ) -> None:
-        self._prepare_bulk, self._shard_of = prepare_bulk, shard_of
+        self._writer = EachSchedule(prepare_bulk, shard_of)
         self._lock = threading.Lock()
         self._waiting: deque[WaitingJob] = deque()
         self._writers = 0
@@ -68,8 +69,10 @@ class ScheduleBatches:
 
     def _write_until_none_waits(self) -> None:
         while batch := self._take_batch():
+            results: list[Result]
             try:
-                results = self._write_jobs([waiting.job for waiting in batch])
+                written = self._writer.write_jobs([waiting.job for waiting in batch])
+                results = [it if isinstance(it, Exception) else it.job_id for it in written]
             except Exception as error:  # noqa: BLE001 - each of the waiting calls raises it
                 results = [error] * len(batch)
             _send_answers(batch, results)
@@ -86,60 +89,6 @@ class ScheduleBatches:
                 # In the same step as the look at the queue: a job that comes next starts a new writer.
                 self._writers -= 1
         return batch
-
-    def _write_jobs(self, jobs: Sequence[CheckedJob]) -> list[Result]:
-        """Writes jobs together; if some of them make this fail, in smaller groups. Returns their results."""
-        bulk = self._prepare_bulk(jobs)
-        failure: Exception | None = None
-        try:
-            bulk.write_and_arm()
-        except Exception as error:  # noqa: BLE001 - some of the jobs may be written
-            failure = error
-        failure = failure or next(iter(bulk.failed.values()), None)
-        if failure is not None and not any(bulk.inserted):
-            groups = self._smaller_groups(jobs, failure)
-            if len(groups) > 1:
-                return self._write_groups(jobs, groups)
-        return [
-            failure or AssertionError("a job was not written, and no error was found")
-            if inserted is None
-            else inserted.job_id
-            for inserted in bulk.inserted
-        ]
-
-    def _write_groups(
-        self, jobs: Sequence[CheckedJob], groups: Iterable[Sequence[int]]
-    ) -> list[Result]:
-        results: dict[int, Result] = {}
-        for positions in groups:
-            written = self._write_jobs([jobs[position] for position in positions])
-            results.update(zip(positions, written, strict=True))
-        return [results[position] for position in range(len(jobs))]
-
-    def _smaller_groups(
-        self, jobs: Sequence[CheckedJob], failure: Exception
-    ) -> list[Sequence[int]]:
-        """Groups of positions in `jobs`, so that a job that cannot be written fails alone.
-
-        Only for failures after which nothing is written: the server has answered, and rolled back.
-        """
-        group_of: Callable[[int], Hashable]
-        is_about_types = isinstance(failure, InvalidInput) and failure.field == "biz_type"
-        if is_about_types or isinstance(failure, SchemaMismatch):
-            group_of = lambda position: jobs[position].biz_type  # noqa: E731
-        elif isinstance(failure, StatementFailed) or (
-            isinstance(failure, StoreUnavailable) and failure.one_table
-        ):
-            shards = [self._shard_of(job) for job in jobs]
-            group_of = shards.__getitem__ if len(set(shards)) > 1 else int
-        elif isinstance(failure, InvalidInput):
-            group_of = int  # each alone
-        else:
-            group_of = lambda position: None  # noqa: E731
-        groups: dict[Hashable, list[int]] = defaultdict(list)
-        for position in range(len(jobs)):
-            groups[group_of(position)].append(position)
-        return list(groups.values())
 
 
 def _send_answers(batch: Sequence[WaitingJob], results: Sequence[Result]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -15,8 +17,11 @@ from toc.cli.common_options import serving_command
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.stop_request import StopRequest
+from toc.domain.declared_type import DeclaredType
+from toc.errors import SettingsError
 from toc.handlers.builtin import make_printing_handler
-from toc.handlers.registry import Registry
+from toc.handlers.registry import EVERY_TYPE, Registry
+from toc.http import import_web_module
 from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.node.node import Node
 from toc.node.type_settings import apply_declarations
@@ -62,16 +67,19 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
         with redis:
             node = Node(settings, handlers=handlers)
             node.start()
+            web = _start_web(settings, handlers)
             try:
                 typer.echo(
                     _make_welcome_text(
                         path, settings, _choose_example_type(handlers), printing=not app
                     )
                 )
+                typer.echo(web.text)
                 while not stop.wait_for_stop(WATCH_S):
                     redis.restart_if_ended()
                 typer.echo("stopping ...")
             finally:
+                web.stop()
                 node.stop()
 
 
@@ -95,6 +103,49 @@ def _make_printing_handlers() -> Registry:
 def _choose_example_type(handlers: Registry) -> str:
     """A biz_type that has a handler: "default" if possible, else the first type."""
     return "default" if handlers.get("default") else next(iter(handlers)).biz_type
+
+
+class _DevWeb(NamedTuple):
+    """The HTTP server of `toc dev`: its stop, and the lines that tell of it."""
+
+    stop: Callable[[], object]
+    text: str
+
+
+def _start_web(settings: Settings, handlers: Registry) -> _DevWeb:
+    """Serves HTTP if it can: without the extra, or if the port is taken, `toc dev` goes on without it."""
+    try:
+        _declare_handled_types(settings, handlers)
+        server = import_web_module("toc.http.serve").WebServer(settings)
+        server.start()
+    except SettingsError as error:
+        return _DevWeb(lambda: None, f"No HTTP: {error}\n")
+    biz_type = _choose_example_type(handlers)
+    job = f'{{"biz_id": 42, "biz_type": "{biz_type}", "delay": 5}}'
+    access = (
+        "only programs on this machine may call it" if not server.has_tokens else "it needs a token"
+    )
+    text = f"""HTTP ({access}):
+
+    $ curl {server.url}/v1/jobs -H 'Content-Type: application/json' -d '{job}'
+"""
+    return _DevWeb(server.stop, text)
+
+
+def _declare_handled_types(settings: Settings, handlers: Registry) -> None:
+    """Declares the types that have a handler here: over HTTP there are only declared types."""
+    databases = Databases.from_settings(settings, SystemClock())
+    try:
+        biz_types = DatabaseMetadata(databases).types
+        declared = DeclaredTypes(databases, biz_types, settings.limits.declared_types)
+        for name in {spec.biz_type for spec in handlers} - {EVERY_TYPE}:
+            declared.change(name, partial(_declare_unless_declared, name), current_person())
+    finally:
+        databases.close()
+
+
+def _declare_unless_declared(name: str, now: DeclaredType | None) -> DeclaredType:
+    return now or DeclaredType(name)
 
 
 def _make_welcome_text(path: Path, settings: Settings, biz_type: str, *, printing: bool) -> str:

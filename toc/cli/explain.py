@@ -17,10 +17,10 @@ from toc.admin.job_explanation import (
     compute_job_delays,
     explain_job,
 )
+from toc.admin.job_meaning import JobMeaning, describe_job_state
 from toc.cli.clients import job_as_json
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, print_error
-from toc.cli.job_meaning import JobMeaning, describe_job_state
 from toc.cli.output import Output, printable_text
 from toc.cli.time_texts import duration_text, iso_utc, relative_time, time_for_people
 from toc.domain.job import Event

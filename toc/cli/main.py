@@ -30,6 +30,7 @@ Commands = Mapping[str, tuple[str, str]]
 COMMANDS: Commands = {
     "dev": ("dev.run_dev", "Run everything in this process, for development."),
     "worker": ("worker.run_worker", "Run the handlers of one or more modules."),
+    "web": ("web.run_web", "Serve toc over HTTP."),
     "migrate": ("migrate.migrate_databases", "Create or change the tables of every database."),
     "grants": ("grants.print_grants", "Print the statements that make an account for a role."),
     "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),
@@ -89,6 +90,25 @@ SPARK_COMMANDS: Commands = {
         "Pack what executors need, and print the commands that use it.",
     ),
 }
+TOKEN_COMMANDS: Commands = {
+    "create": ("token.create_token", "Make a token for a client of `toc web`; shown once."),
+    "list": ("token.list_tokens", "List the tokens: owner, rights, expiry, last use."),
+    "revoke": ("token.revoke_token", "Revoke a token: refused everywhere within seconds."),
+}
+AUDIT_COMMANDS: Commands = {
+    "list": ("audit.list_audit", "List calls over HTTP and changes of tokens, newest first."),
+}
+WEBHOOK_COMMANDS: Commands = {
+    "add": ("webhooks.add_webhook", "Add a destination, and show its secret once."),
+    "list": ("webhooks.list_webhooks", "List the destinations."),
+    "rotate": ("webhooks.rotate_secret", "Replace the secret of a destination."),
+    "enable": ("webhooks.enable_webhook", "Send to a disabled destination again."),
+    "disable": ("webhooks.disable_webhook", "Send nothing to a destination; its jobs wait."),
+    "remove": ("webhooks.remove_webhook", "Remove a destination and its secret."),
+    "test": ("webhooks.test_webhook", "Send one signed request to a destination."),
+    "new-key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
+    "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
+}
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
@@ -140,12 +160,18 @@ admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN
 types_app = _make_group("Declare types: handler, pull or sink; terms; schema.", TYPES_COMMANDS)
 archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
+token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
+audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
+webhook_app = _make_group("Send jobs to other services by HTTP.", WEBHOOK_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
 app.add_typer(types_app, name="types")
 app.add_typer(archive_app, name="archive")
 app.add_typer(spark_app, name="spark")
+app.add_typer(token_app, name="token")
+app.add_typer(audit_app, name="audit")
+app.add_typer(webhook_app, name="webhooks")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -168,6 +194,9 @@ def _handle_root_options(
 @types_app.callback()
 @archive_app.callback()
 @spark_app.callback()
+@token_app.callback()
+@audit_app.callback()
+@webhook_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

@@ -34,6 +34,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "claim": Status.RUNNING,
         "cancel": Status.CANCELLED,
         "reschedule": Status.PENDING,
+        "run_now": Status.PENDING,
         "repair": Status.PENDING,  # reconciliation sets due_time back to action_time
     },
     Status.RUNNING: {
@@ -54,7 +55,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
 
 
 class AnswerKind(StrEnum):
-    """The possible answers of cancel, reschedule and redrive."""
+    """The possible answers of cancel, reschedule, run_now and redrive."""
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
@@ -72,7 +73,7 @@ _OK = {AnswerKind.CANCELLED, AnswerKind.RESCHEDULED, AnswerKind.REDRIVEN}
 
 
 class Answer(str):
-    """The answer of cancel, reschedule or redrive: one of the texts below, with facts as attributes.
+    """The answer of cancel, reschedule, run_now or redrive: one of the texts below, with facts as attributes.
 
     cancelled | rescheduled | redriven    this call did it
     running | done | already_cancelled | dead | pending    it did not: the job's current status

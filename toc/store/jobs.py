@@ -1,4 +1,4 @@
-"""The verbs of clients: insert, get, find, cancel, reschedule, redrive.
+"""The verbs of clients: insert, get, find, cancel, reschedule, run_now, redrive.
 
 Each changing verb is one guarded statement: it changes a row only in the status that it expects,
 and otherwise returns the status that it found. The verbs for a business id find the job ids with a plain read
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Connection, Update, bindparam, delete, select, update
+from sqlalchemy import ColumnElement, Connection, Update, bindparam, case, delete, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.biz_ids import BusinessId
@@ -41,7 +41,8 @@ from toc.store.schema import JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
-OnDuplicate = Literal["keep", "replace", "error"]
+OnDuplicate = Literal["keep", "replace", "earliest", "latest", "error", "once"]
+ON_DUPLICATE: tuple[str, ...] = get_args(OnDuplicate)
 ROWS_MAX = 1000  # rows per INSERT, well below SQLite's 32,766 variables
 _TRIES_MAX = 10
 _LIVE = [int(status) for status in Status if status.live]
@@ -98,14 +99,19 @@ class Jobs:
         jobs: Sequence[NewJob],
         on_duplicate: OnDuplicate,
         connection: Connection | None = None,
+        actor: str | None = None,
     ) -> list[InsertResult]:
         """Inserts jobs of *one* database, in one transaction: that of the caller's `connection`, if given.
 
+        actor: in whose name a replaced job is changed; None: in that of this object.
+
         Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
-        or "replace" when the holder is already running: then the call has written nothing.
+        or "replace" or "latest" when the holder is already running: then the call has written nothing.
         """
         _, database = self._shard_and_database(jobs[0].job_id)
-        insert = _JobInsert(self, database, self._databases.routing, jobs, on_duplicate)
+        insert = _JobInsert(
+            self, database, self._databases.routing, jobs, on_duplicate, actor or self.actor
+        )
         if connection is None:
             return insert.insert_in_transaction()
         with join_transaction(connection, database, self._database_metadata):
@@ -127,9 +133,15 @@ class Jobs:
         type_no: int | None,
         limit: int,
         dedup_key: str | None = None,
+        before_id: int | None = None,
     ) -> list[Job]:
-        """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types."""
+        """Jobs of a business id, live and ended, newest first; at most `limit`. `type_no` None: all types.
+
+        before_id: only jobs with lower ids, for the next page.
+        """
         conditions = _business_conditions(business, type_no, dedup_key)
+        if before_id is not None:
+            conditions.append(c.job_id < before_id)
         query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
         database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
@@ -147,20 +159,38 @@ class Jobs:
 
     # ---- guarded verbs
 
-    def cancel(self, job_id: int, reason: str | None = None) -> Answer:
+    def cancel(self, job_id: int, reason: str | None = None, actor: str | None = None) -> Answer:
         """Pending -> cancelled. After "cancelled" no handler starts (I3)."""
         return self._change_job_or_copy(
-            job_id, TransitionEvent("cancel", Status.PENDING, Status.CANCELLED, self.actor, reason)
+            job_id,
+            TransitionEvent(
+                "cancel", Status.PENDING, Status.CANCELLED, actor or self.actor, reason
+            ),
         )
 
-    def reschedule(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
+    def reschedule(
+        self, job_id: int, action_ms: int, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
         """Moves a pending job to another time; its attempts start anew."""
-        transition = self.reschedule_transition(action_ms, reason)
+        transition = self.reschedule_transition(action_ms, reason, actor or self.actor)
         return self._change_job_or_copy(job_id, transition, action_ms)
 
-    def redrive(self, job_id: int, action_ms: int, reason: str | None = None) -> Answer:
+    def run_now(
+        self, job_id: int, now_ms: int, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
+        """Makes a pending job due at `now_ms` if it is due later; its attempts stay."""
+        transition = TransitionEvent(
+            "run_now", Status.PENDING, Status.PENDING, actor or self.actor, reason
+        )
+        return self._change_job_or_copy(job_id, transition, now_ms)
+
+    def redrive(
+        self, job_id: int, action_ms: int, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
         """Dead -> pending at `action_ms`. "superseded" when a newer live job holds its key."""
-        transition = TransitionEvent("redrive", Status.DEAD, Status.PENDING, self.actor, reason)
+        transition = TransitionEvent(
+            "redrive", Status.DEAD, Status.PENDING, actor or self.actor, reason
+        )
         try:
             return self._change_job_or_copy(job_id, transition, action_ms)
         except IntegrityError as error:
@@ -185,11 +215,13 @@ class Jobs:
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
         return found[:limit]
 
-    def reschedule_transition(self, action_ms: int, reason: str | None) -> TransitionEvent:
+    def reschedule_transition(
+        self, action_ms: int, reason: str | None, actor: str
+    ) -> TransitionEvent:
         """The transition of a pending job to another time."""
         to = f"to {sql_time_of_ms(action_ms)} UTC"
         text = to if reason is None else f"{to}: {reason}"
-        return TransitionEvent("reschedule", Status.PENDING, Status.PENDING, self.actor, text)
+        return TransitionEvent("reschedule", Status.PENDING, Status.PENDING, actor, text)
 
     def _change_job_or_copy(
         self, job_id: int, transition: TransitionEvent, action_ms: int | None = None
@@ -269,12 +301,19 @@ def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, 
 
 _NEW_TIME = bindparam("at", type_=DatetimeAsMillis())
 _RESTARTED = ((c.action_time, _NEW_TIME), (c.due_time, _NEW_TIME), (c.attempts, 0))
+_SOONER = tuple(
+    (column, case((column > _NEW_TIME, _NEW_TIME), else_=column))
+    for column in (c.action_time, c.due_time)
+)
 _CHANGES = {
     "cancel": _guarded_update(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
     "reschedule": _guarded_update(Status.PENDING, Status.PENDING, *_RESTARTED),
+    "run_now": _guarded_update(Status.PENDING, Status.PENDING, *_SOONER),
     "redrive": _guarded_update(Status.DEAD, Status.PENDING, *_RESTARTED),
 }
-_ANSWERS = {"cancel": "cancelled", "reschedule": "rescheduled", "redrive": "redriven"}
+_ANSWERS = {
+    "cancel": "cancelled", "reschedule": "rescheduled", "run_now": "rescheduled", "redrive": "redriven",
+}  # fmt: skip
 _SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(IDS))
 
 
@@ -300,8 +339,9 @@ class _JobInsert:
         routing: Routing,
         jobs: Sequence[NewJob],
         on_duplicate: OnDuplicate,
+        actor: str,
     ) -> None:
-        self._library, self._database = library, database
+        self._library, self._database, self._actor = library, database, actor
         self._jobs, self._on_duplicate = jobs, on_duplicate
         by_shard: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(jobs):
@@ -312,8 +352,8 @@ class _JobInsert:
             for shard in sorted(by_shard)
             for part in _split_into_inserts(jobs, by_shard[shard])
         ]
-        # A single row needs one statement, which commits itself; replacing a row needs two.
-        self._is_single_statement = len(jobs) == 1 and on_duplicate != "replace"
+        # A single row needs one statement, which commits itself; changing or finding another row needs two.
+        self._is_single_statement = len(jobs) == 1 and on_duplicate in ("keep", "error")
         self._may_be_committed = False
         # An earlier try of this call may have been committed: a taken id may be that of this call's own job.
         self._repeated = False
@@ -352,6 +392,10 @@ class _JobInsert:
         results: dict[int, InsertResult] = {}
         for shard, positions in self._parts:
             jobs = [self._jobs[position] for position in positions]
+            if self._on_duplicate == "once":
+                found = [self._insert_once_for_ever(connection, shard, job) for job in jobs]
+                results.update(zip(positions, found, strict=True))
+                continue
             try:
                 self._insert_rows(connection, shard, jobs)
                 found = [InsertResult(job.job_id, job.action_ms, written=True) for job in jobs]
@@ -379,6 +423,40 @@ class _JobInsert:
                 return InsertResult(job.job_id, job.action_ms, written=True)
         raise AssertionError(f"no row for {job} after {_TRIES_MAX} tries")
 
+    def _insert_once_for_ever(
+        self, connection: Connection, shard: int, job: NewJob
+    ) -> InsertResult:
+        """Inserts a job unless a live or ended job has its key.
+
+        The row is inserted first: its entry in the unique index makes other calls with this key wait for this
+        transaction. So the read that follows finds each job of the key that has ended until then.
+        """
+        if job.dedup_key is None:
+            return self._insert_one_job(connection, shard, job)
+        savepoint = connection.begin_nested()
+        inserted = self._insert_one_job(connection, shard, job)
+        if inserted.holder is None:
+            earlier = (
+                select(c.job_id, c.status, due_or_lease_end.label("due_at"))
+                .where(
+                    business_id_condition(job.business_id),
+                    c.type_no == job.type_no,
+                    c.dedup_key == job.dedup_key,
+                    c.job_id != inserted.job_id,
+                )
+                .order_by(c.job_id)
+                .limit(1)
+                .with_for_update(read=True)  # it sees the rows that are committed now
+            )
+            row = execute_on_shard(connection, shard, earlier).first()
+            if row is not None:
+                savepoint.rollback()
+                due_ms = job.action_ms if row.due_at is None else row.due_at
+                status = status_from_number(row.status)
+                return InsertResult(row.job_id, due_ms, written=False, holder=status)
+        savepoint.commit()
+        return inserted
+
     def _handle_taken_id(
         self, connection: Connection, shard: int, job: NewJob
     ) -> InsertResult | NewJob:
@@ -398,7 +476,7 @@ class _JobInsert:
     ) -> InsertResult | NewJob:
         key = live_key_of(job.dedup_key or "", job.tenant, job.biz_text)
         query = (
-            select(c.job_id, c.status, due_or_lease_end.label("due_at"))
+            select(c.job_id, c.status, c.action_time, due_or_lease_end.label("due_at"))
             .where(c.biz_id == job.biz_id, c.type_no == job.type_no, c.live_key == key)
             # A locking read sees committed rows even in a caller's REPEATABLE READ.
             .with_for_update(read=True)
@@ -408,16 +486,17 @@ class _JobInsert:
             return job
         if holder.job_id == job.job_id:
             return InsertResult(job.job_id, job.action_ms, written=True)
-        if self._on_duplicate == "keep":
+        is_pending = holder.status == Status.PENDING  # guard: replace-pending-seen
+        if self._keeps_holder(holder.action_time, job.action_ms, is_pending=is_pending):
             status = status_from_number(holder.status)
             return InsertResult(holder.job_id, holder.due_at, written=False, holder=status)
-        is_pending = holder.status == Status.PENDING  # guard: replace-pending-seen
-        if self._on_duplicate == "replace" and is_pending:
+        if self._on_duplicate != "error" and is_pending:
             change = (
                 update(JOB)
                 .where(
                     c.job_id == holder.job_id,
                     c.status == int(Status.PENDING),  # guard: replace-pending
+                    *self._later_or_earlier_condition(job.action_ms),
                 )
                 .values(
                     action_time=job.action_ms,
@@ -429,7 +508,9 @@ class _JobInsert:
             )
             if not execute_on_shard(connection, shard, change).rowcount:
                 return job
-            move = self._library.reschedule_transition(job.action_ms, "replaced by schedule()")
+            move = self._library.reschedule_transition(
+                job.action_ms, "replaced by schedule()", self._actor
+            )
             record_transition_events(
                 connection, self._database, shard, c.job_id == holder.job_id, move
             )
@@ -441,6 +522,22 @@ class _JobInsert:
             job.dedup_key or "",
             running=holder.status == Status.RUNNING,
         )
+
+    def _keeps_holder(self, held_ms: int, wanted_ms: int, *, is_pending: bool) -> bool:
+        """Whether the job that holds the key stays as it is."""
+        if self._on_duplicate == "earliest":
+            return held_ms <= wanted_ms or not is_pending  # a running job cannot act earlier
+        if self._on_duplicate == "latest":
+            return held_ms >= wanted_ms
+        return self._on_duplicate in ("keep", "once")
+
+    def _later_or_earlier_condition(self, wanted_ms: int) -> list[ColumnElement[bool]]:
+        """The holder's time must still be worse when the row changes: it was read without a lasting lock."""
+        if self._on_duplicate == "earliest":
+            return [c.action_time > wanted_ms]
+        if self._on_duplicate == "latest":
+            return [c.action_time < wanted_ms]
+        return []
 
     def _insert_rows(self, connection: Connection, shard: int, jobs: list[NewJob]) -> None:
         run_statements(connection, [_insert_statement(self._database, shard, jobs)])

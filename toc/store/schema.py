@@ -3,8 +3,9 @@
 Per shard a job table `toc_job_0000` …, numbered over all databases. Per database: `toc_meta` (the
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
-people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status) and
-`toc_declared_type` (the declarations of types: each change is a row).
+people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
+(a copy of the tokens of HTTP), `toc_audit` (calls over HTTP), `toc_declared_type` (the declarations of
+types: each change is a row) and `toc_webhook` (the destinations of webhooks).
 """
 
 from __future__ import annotations
@@ -173,6 +174,48 @@ def purge_table(metadata: MetaData) -> Table:
     )
 
 
+def token_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_token",
+        metadata,
+        Column("token_id", ascii_varchar(16), primary_key=True),
+        Column("token_hash", ascii_varchar(64), nullable=False),
+        Column("owner", utf8_varchar(64), nullable=False),
+        Column("scopes", ascii_varchar(64), nullable=False),
+        Column("biz_types", ascii_varchar(1100), nullable=False),
+        Column("tenant", ascii_varchar(32)),
+        Column("created_time", DatetimeAsMillis, nullable=False),
+        Column("expiry_time", DatetimeAsMillis),
+        Column("last_used_time", DatetimeAsMillis),
+        Column("revoked_time", DatetimeAsMillis),
+        # As of toc_event: the server writes it, and no INSERT of toc may name it.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def audit_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_audit",
+        metadata,
+        Column("audit_id", UInt64().with_variant(Integer(), "sqlite"), primary_key=True),
+        Column("audit_time", DatetimeAsMillis, nullable=False),
+        Column("token_id", ascii_varchar(16)),
+        Column("owner", utf8_varchar(64)),
+        Column("address", ascii_varchar(45)),
+        Column("action", ascii_varchar(32), nullable=False),
+        Column("target", utf8_varchar(512)),
+        Column("calls", Integer, nullable=False),
+        Column("rows_changed", Integer),
+        Column("outcome", ascii_varchar(32), nullable=False),
+        Column("request_id", ascii_varchar(64)),
+        # As of toc_event: the server writes it, and no INSERT of toc may name it.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        Index("ix_token", "token_id", "audit_id"),
+        **_TABLE_OPTIONS,
+    )
+
+
 def declared_type_table(metadata: MetaData) -> Table:
     return Table(
         "toc_declared_type",
@@ -187,6 +230,26 @@ def declared_type_table(metadata: MetaData) -> Table:
         Column("copied", SmallInteger, nullable=False),
         # The server writes the account of the connection here, as in toc_event.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def webhook_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_webhook",
+        metadata,
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("url", ascii_varchar(1000), nullable=False),
+        # Encrypted by keys that are not in the database (ADR 42).
+        Column("secret", ascii_varchar(255)),
+        Column("old_secret", ascii_varchar(255)),
+        Column("old_secret_end_time", DatetimeAsMillis),
+        Column("gmt_create", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("disabled_time", DatetimeAsMillis),
+        Column("disabled_reason", utf8_varchar(255)),
+        Column("removed", SmallInteger, nullable=False, server_default=text("0")),
         **_TABLE_OPTIONS,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toc.admin.job_explanation import JobExplanation
-from toc.cli.time_texts import duration_text, relative_time
+from toc.domain.duration_texts import duration_text, relative_time
 from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
 from toc.store.column_types import sql_time_of_ms

@@ -1,0 +1,1 @@
+"""Who may do what over HTTP: tokens, the one function that authorises, limits, and the audit."""

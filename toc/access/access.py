@@ -1,0 +1,56 @@
+"""All of a process' access control: tokens, audit and limits, with one start and one stop."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from toc.access.audit import Audit
+from toc.access.limits import CallLimits, FailedLogins
+from toc.access.token_cache import TokenCache, TokenReader
+from toc.access.tokens import ROWS_PER_TOKEN, Authenticator
+from toc.errors import TocError
+from toc.runtime.clock import Clock
+from toc.runtime.service import stop_services
+from toc.runtime.settings import Settings
+from toc.store.databases import Databases
+
+
+class Access:
+    """What an HTTP server needs to know who calls, to refuse calls, and to record them."""
+
+    def __init__(self, settings: Settings, databases: Databases, clock: Clock) -> None:
+        web = settings.web
+        self._cache = TokenCache(clock, web.token_trust_s, len(databases.all))
+        rows_max = web.limits.tokens * ROWS_PER_TOKEN
+        self._readers = [
+            TokenReader(database, self._cache, clock, rows_max) for database in databases
+        ]
+        self.authenticator = Authenticator(self._cache)
+        self.audit = Audit(databases, clock, web.limits)
+        self.limits = CallLimits(clock, web.limits)
+        self.failed_logins = FailedLogins(clock, web.limits)
+
+    def start(self, wait_s: float = 10.0) -> bool:
+        """Starts the threads, and waits until one database's tokens are read; False: none answered in time.
+
+        Then calls are refused (AccessUnavailable) until a database answers.
+        """
+        for service in (*self._readers, self.audit):
+            service.start()
+        return self._cache.wait_for_first_read(wait_s)
+
+    def refresh_now(self) -> None:
+        """Reads the tokens of all databases in this thread: for tests, and where no thread runs.
+
+        Raises StoreUnavailable.
+        """
+        for reader in self._readers:
+            reader.run_once()
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Ends the threads; writes the audit and the last uses that are not written yet."""
+        ended = stop_services(self._readers, timeout_s)
+        for reader in self._readers:
+            with suppress(TocError):  # the last uses of a minute
+                reader.write_uses_now()
+        return self.audit.stop(timeout_s) and ended

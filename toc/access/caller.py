@@ -1,0 +1,42 @@
+"""Who calls: a token's facts, or the person at this machine where no token has been made yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from toc.domain.argument_checks import ACTOR_CHARS_MAX
+
+Scope = Literal["schedule", "cancel", "consume", "read", "operate", "admin"]
+"""A kind of call. No scope contains another one.
+
+schedule: make jobs. cancel: cancel and reschedule them. consume: take leases and settle them. read: see
+jobs. operate: redrive, run now, and change sets of jobs. admin: declare types and change webhooks.
+"""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+ANY_TYPE = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The identity of a call. toc took it from the token's row, never from what the caller says.
+
+    token_id: None where toc serves without tokens (`LOOPBACK_CALLER`). biz_types: globs of `authorise`.
+    tenant: the one tenant that the caller may touch; None: only rows without a tenant.
+    """
+
+    token_id: str | None
+    owner: str
+    scopes: frozenset[Scope]
+    biz_types: tuple[str, ...]
+    tenant: str | None
+
+    @property
+    def actor(self) -> str:
+        """The name in the events of the jobs that the caller changes: token:ID:OWNER."""
+        return f"token:{self.token_id or '-'}:{self.owner}"[:ACTOR_CHARS_MAX]
+
+
+LOOPBACK_CALLER = Caller(None, "loopback", frozenset(SCOPES), (ANY_TYPE,), None)
+"""Who calls from this machine while no token has ever been made: all scopes and types, without a tenant."""

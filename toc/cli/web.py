@@ -1,0 +1,37 @@
+"""`toc web`: the process that serves toc over HTTP."""
+
+from __future__ import annotations
+
+import logging
+
+from toc.cli.common_options import serving_command
+from toc.cli.exit_codes import NO, OK
+from toc.cli.output import Output
+from toc.cli.stop_request import StopRequest
+from toc.http import import_web_module
+from toc.runtime.settings import load_settings
+
+log = logging.getLogger(__name__)
+
+
+@serving_command
+def run_web(output: Output) -> int:
+    """Serve toc over HTTP, for clients in any language.
+
+    It listens on web.host and web.port. Without tokens it answers only programs on this machine; `toc token
+    create` makes tokens. On an address of a network it needs TLS (web.tls_cert), or web.public_without_tls.
+
+    The first SIGTERM or SIGINT stops it in good order: it takes no new calls, and those that run may end.
+    Exits 0 after a clean stop, 1 when calls were cut off. Needs toc[web].
+    """
+    del output
+    serve = import_web_module("toc.http.serve")
+    with StopRequest() as stop:
+        server = serve.WebServer(load_settings())
+        try:
+            server.start()
+            stop.wait_for_stop()
+            log.info("stopping")
+        finally:
+            clean = server.stop()
+    return OK if clean else NO

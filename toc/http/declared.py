@@ -1,0 +1,40 @@
+"""The declared types, as the HTTP interface needs them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from toc.access.authorise import is_allowed
+from toc.access.caller import Caller, Scope
+from toc.domain.declared_type import DeclaredType, check_payload
+from toc.errors import InvalidInput
+from toc.http.problems import Problem
+
+if TYPE_CHECKING:
+    from toc.http.backend import Backend
+
+
+def require_type(backend: Backend, caller: Caller, scope: Scope, biz_type: str) -> DeclaredType:
+    """The declaration of a type that the caller may use.
+
+    Raises Problem (403) if the caller may not, InvalidInput for a type that is not declared.
+    """
+    if not is_allowed(caller, scope, biz_type, caller.tenant):
+        raise not_allowed(scope)
+    declared = backend.catalogue.get(biz_type)
+    if declared is None:
+        raise InvalidInput("biz_type", biz_type, "must be a declared type")
+    return declared
+
+
+def check_payload_of(declared: DeclaredType, payload: dict[str, Any] | None) -> None:
+    """Raises InvalidInput for a payload that does not fit the schema of its type."""
+    check_payload(declared, payload, field="payload")
+
+
+def not_allowed(scope: Scope) -> Problem:
+    """The problem of a token whose types do not cover the call's."""
+    return Problem(
+        HTTPStatus.FORBIDDEN, "forbidden", f"the token may not {scope} jobs of this type"
+    )

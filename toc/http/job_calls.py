@@ -1,0 +1,244 @@
+"""The actions that schedule and read jobs.
+
+A single job without a key is written together with those of other calls that wait at the same time, as
+`AsyncTimeoutCenter` does. Names of Python become those of HTTP: attribute is payload, and dedup_key is
+key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from toc.access.authorise import is_allowed
+from toc.access.caller import Caller
+from toc.center.job_spec import JobSpec, When
+from toc.domain.biz_ids import check_business_id
+from toc.domain.job import Job, Scheduled
+from toc.errors import InvalidInput, NotFound, TocError
+from toc.http.backend import Backend
+from toc.http.call import Call, Reply
+from toc.http.declared import check_payload_of, not_allowed, require_type
+from toc.http.job_documents import (
+    etag_of,
+    job_document,
+    parse_biz_id,
+    parse_flag,
+    parse_job_id,
+    parse_limit,
+    parse_when,
+    scheduled_document,
+)
+from toc.http.models import JobIn, JobsIn
+from toc.http.problems import Problem, problem_of
+from toc.store.jobs import OnDuplicate
+
+IDEMPOTENT = "idem:"
+"""How keys begin that are made from the header Idempotency-Key. No key of a caller may begin so."""
+_IDEMPOTENCY_KEY = re.compile(r'"?([!#-~]{1,255})"?', re.ASCII)
+_NAMES = {"attribute": "payload", "dedup_key": "key"}
+
+
+async def schedule_jobs(backend: Backend, call: Call) -> Reply:
+    """POST /v1/jobs."""
+    key = _idempotency_key_of(call)
+    if isinstance(call.body, JobsIn):
+        return await _schedule_bulk(backend, call, call.body.jobs, key)
+    try:
+        wanted, rule = _check_job(backend, call.caller, call.body, key)
+        done = await _schedule_one(backend, call.caller, wanted, rule)
+    except InvalidInput as error:
+        raise with_names_of_http(error) from None
+    status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
+    return Reply(
+        scheduled_document(done),
+        status,
+        {"Location": f"/v1/jobs/{done.job_id}"},
+        done.did,
+        f"{wanted['biz_type']} {done.job_id}",
+        int(done.did != "kept"),
+    )
+
+
+async def _schedule_one(
+    backend: Backend, caller: Caller, wanted: JobSpec, rule: OnDuplicate
+) -> Scheduled:
+    when: When = wanted["action_time"]
+    options: dict[str, Any] = {
+        name: value for name, value in wanted.items() if name not in ("biz_id", "action_time")
+    }
+    index = backend.database_of_business(check_business_id(wanted["biz_id"], caller.tenant))
+    if wanted.get("dedup_key") is None:
+        with backend.calls.place(index):
+            job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
+        return Scheduled(job_id, "inserted")
+
+    def schedule() -> Scheduled:
+        return backend.center.schedule(
+            wanted["biz_id"], when, details=True, on_duplicate=rule, actor=caller.actor, **options
+        )
+
+    return await backend.calls.run(index, schedule)
+
+
+async def _schedule_bulk(
+    backend: Backend, call: Call, jobs: Sequence[JobIn], key: str | None
+) -> Reply:
+    """Writes the jobs that are acceptable; each job has its own result."""
+    results: list[Scheduled | Exception] = [NotFound("not tried")] * len(jobs)
+    groups: dict[tuple[int, OnDuplicate], list[tuple[int, JobSpec]]] = defaultdict(list)
+    for position, job in enumerate(jobs):
+        try:
+            own_key = None if key is None else f"{key}\n{position}"
+            wanted, rule = _check_job(backend, call.caller, job, own_key)
+            business = check_business_id(wanted["biz_id"], call.caller.tenant)
+        except (InvalidInput, Problem) as error:
+            results[position] = error
+            continue
+        groups[backend.database_of_business(business), rule].append((position, wanted))
+    # The groups of one database go one after the other: a call takes one of the database's places.
+    by_database: dict[int, list[tuple[OnDuplicate, list[tuple[int, JobSpec]]]]] = defaultdict(list)
+    for (index, rule), group in groups.items():
+        by_database[index].append((rule, group))
+
+    async def write_groups(index: int) -> None:
+        for rule, group in by_database[index]:
+            specs = [wanted for _, wanted in group]
+            write = functools.partial(
+                backend.center.schedule_each, specs, on_duplicate=rule, actor=call.caller.actor
+            )
+            found: Sequence[Scheduled | Exception]
+            try:
+                found = await backend.calls.run(index, write)
+            except (TocError, Problem) as error:
+                found = [error] * len(group)
+            for (position, _), result in zip(group, found, strict=True):
+                results[position] = result
+
+    await asyncio.gather(*map(write_groups, by_database))
+    written = sum(isinstance(it, Scheduled) and it.did != "kept" for it in results)
+    failed = sum(isinstance(it, Exception) for it in results)
+    return Reply(
+        {"results": [_result_document(it) for it in results]},
+        outcome="ok" if not failed else "partly" if failed < len(jobs) else "refused",
+        target=f"{len(jobs)} jobs",
+        rows_changed=written,
+    )
+
+
+def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
+    if isinstance(result, Scheduled):
+        return scheduled_document(result)
+    if isinstance(result, InvalidInput):
+        result = with_names_of_http(result)
+    return {"problem": problem_of(result).as_document()}
+
+
+def _check_job(
+    backend: Backend, caller: Caller, job: JobIn, idempotency_key: str | None
+) -> tuple[JobSpec, OnDuplicate]:
+    """The job as `schedule` wants it, with its rule for a held key. Raises InvalidInput, Problem (403)."""
+    declared = require_type(backend, caller, "schedule", job.biz_type)
+    check_payload_of(declared, job.payload)
+    key, rule = job.key, job.on_duplicate
+    if key is not None and key.startswith(IDEMPOTENT):
+        raise InvalidInput("key", key, f"must not begin with {IDEMPOTENT!r}")
+    wanted: JobSpec = {
+        "biz_id": parse_biz_id(job.biz_id, job.biz_id_is_text, digits_are_text=True),
+        "action_time": parse_when(job.action_time, job.delay),
+        "biz_type": job.biz_type,
+        "attribute": job.payload,
+        "dedup_key": key,
+        "tenant": caller.tenant,
+    }
+    if idempotency_key is None:
+        return wanted, rule
+    if key is not None:
+        rule_of_keys = (
+            "must not be given with the header Idempotency-Key: a key makes the call idempotent"
+        )
+        raise InvalidInput("key", key, rule_of_keys)
+    wanted["dedup_key"] = make_idempotent_key(idempotency_key)
+    return wanted, "once"
+
+
+def make_idempotent_key(text: str) -> str:
+    """The key of a job that was scheduled with an Idempotency-Key."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return IDEMPOTENT + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _idempotency_key_of(call: Call) -> str | None:
+    values = call.request.headers.getlist("idempotency-key")
+    if not values:
+        return None
+    found = _IDEMPOTENCY_KEY.fullmatch(values[0]) if len(values) == 1 else None
+    if found is None:
+        raise InvalidInput(
+            "Idempotency-Key", values[0], "must be 1 to 255 printable ASCII characters, given once"
+        )
+    return found.group(1)
+
+
+# ---- reads
+
+
+async def get_job(backend: Backend, call: Call) -> Reply:
+    """GET /v1/jobs/{job_id}."""
+    job = await read_job(backend, call)
+    document = job_document(job)
+    etag = etag_of(document)
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    given = call.request.headers.get("if-none-match", "")
+    if etag in (part.strip().removeprefix("W/") for part in given.split(",")):
+        return Reply(None, HTTPStatus.NOT_MODIFIED, headers)
+    return Reply(document, headers=headers)
+
+
+async def read_job(backend: Backend, call: Call) -> Job:
+    """The job of the path, if the caller may see it. Raises NotFound for a missing and for a foreign one."""
+    job_id = parse_job_id(call.path["job_id"])
+    read = functools.partial(backend.center.get, job_id)
+    job = await backend.calls.run(backend.database_of_job(job_id), read)
+    if job is None or not is_allowed(call.caller, "read", job.biz_type, job.tenant):
+        raise NotFound("no such job")
+    return job
+
+
+async def find_jobs(backend: Backend, call: Call) -> Reply:
+    """GET /v1/types/{biz_type}/jobs."""
+    query, caller = call.query, call.caller
+    biz_type = call.path["biz_type"]
+    if not is_allowed(caller, "read", biz_type, caller.tenant):
+        raise not_allowed("read")
+    if "biz_id" not in query:
+        raise InvalidInput("biz_id", None, "must be given")
+    is_text = parse_flag(query.get("biz_id_is_text"), "biz_id_is_text")
+    biz_id = parse_biz_id(query["biz_id"], is_text, digits_are_text=False)
+    limit = parse_limit(query.get("limit"), backend.settings.limits.find)
+    before = parse_job_id(query["before"]) if "before" in query else None
+    business = check_business_id(biz_id, caller.tenant)
+    try:
+        find = functools.partial(
+            backend.center.find, biz_id, biz_type, tenant=caller.tenant,
+            dedup_key=query.get("key"), limit=limit, before=before,
+        )  # fmt: skip
+        jobs = await backend.calls.run(backend.database_of_business(business), find)
+    except InvalidInput as error:
+        raise with_names_of_http(error) from None
+    last = str(jobs[-1].job_id) if len(jobs) == limit else None
+    return Reply({"jobs": [job_document(job) for job in jobs], "next": last})
+
+
+def with_names_of_http(error: InvalidInput) -> InvalidInput:
+    """The error with the name that the field has over HTTP."""
+    first, slash, rest = error.field.partition("/")
+    name = first.rpartition(".")[2] if first.startswith("jobs[") else first
+    return InvalidInput(_NAMES.get(name, name) + slash + rest, error.value, error.rule)

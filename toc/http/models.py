@@ -1,0 +1,360 @@
+"""The documents of the HTTP interface. The OpenAPI page is made from these models.
+
+Requests are strict: an unknown name, or a text where a number is expected, is refused. Ids in answers are
+texts, since JavaScript has no 64-bit integers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KEY_CHARS_MAX = 64
+BULK_MAX = 5000  # of `web.limits.bulk`, which is the limit in force
+LEASES_MAX, WAIT_S_MAX = 100, 60
+
+BizId = Annotated[
+    int | str,
+    Field(
+        description="The business id: an integer from 0 to 2^64-1, or a text of 1 to 64 characters. The "
+        'integer 42 and the text "42" are different businesses.'
+    ),
+]
+IsText = Annotated[
+    bool | None,
+    Field(
+        description="false: a `biz_id` that is a text of digits means the integer, for languages without "
+        "64-bit integers"
+    ),
+]
+Key = Annotated[
+    str | None,
+    Field(
+        max_length=KEY_CHARS_MAX,
+        description="There is one live job per tenant, biz_id, biz_type and key: the `dedup_key` of Python.",
+    ),
+]
+Reason = Annotated[
+    str | None, Field(max_length=1000, description="Why; it is kept in the job's events.")
+]
+ActionTime = Annotated[
+    str | None,
+    Field(
+        max_length=64,
+        description="An RFC 3339 time, as 2026-01-31T18:00:00Z; the past means at once.",
+    ),
+]
+Delay = Annotated[
+    float | int | str | None,
+    Field(
+        description="Instead of action_time: seconds, or an ISO 8601 duration as PT30M, from now by the "
+        "database's clock."
+    ),
+]
+JobId = Annotated[str, Field(pattern=r"^[0-9]{1,19}$", description="A job_id, as a text.")]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+# ---- jobs
+
+
+class JobIn(_Request):
+    """A job to schedule. Give `action_time` or `delay`."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    biz_type: Annotated[str, Field(max_length=64, description="A declared type.")]
+    action_time: ActionTime = None
+    delay: Delay = None
+    payload: Annotated[
+        dict[str, Any] | None,
+        Field(description="A JSON object that the handler gets: `attribute`."),
+    ] = None
+    key: Key = None
+    on_duplicate: Annotated[
+        Literal["keep", "replace", "earliest", "latest", "error"],
+        Field(description="What happens if a live job has the key."),
+    ] = "keep"
+
+
+class JobsIn(_Request):
+    """Several jobs. Each is authorised, checked and written for itself; each has its own result."""
+
+    jobs: Annotated[
+        list[JobIn],
+        Field(min_length=1, max_length=BULK_MAX, description="At most web.limits.bulk."),
+    ]
+
+
+class ScheduledOut(_Answer):
+    """The job that acts on the call. `running`: it was kept and runs already, so it will not."""
+
+    job_id: str
+    did: Literal["inserted", "replaced", "kept"]
+    running: bool
+
+
+class ProblemOut(BaseModel):
+    """RFC 9457. `code` is stable; `field` and `rule` say what to change."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    field: str | None = None
+    rule: str | None = None
+    job_id: str | None = None
+    running: bool | None = None
+    request_id: str | None = None
+
+
+class JobResult(_Answer):
+    """The result of one job of a bulk: as of a single one, or a problem."""
+
+    job_id: str | None = None
+    did: Literal["inserted", "replaced", "kept"] | None = None
+    running: bool | None = None
+    problem: ProblemOut | None = None
+
+
+class JobResults(_Answer):
+    """The results in the order of the jobs."""
+
+    results: list[JobResult]
+
+
+class JobOut(_Answer):
+    """A job as its database has it now."""
+
+    job_id: str
+    biz_id: str
+    biz_id_is_text: bool
+    tenant: str | None
+    biz_type: str
+    status: Literal["pending", "running", "done", "cancelled", "dead"]
+    action_time: str
+    due_time: Annotated[
+        str | None,
+        Field(description="When toc acts next; running: the end of the lease; ended: null."),
+    ]
+    attempts: int
+    payload: dict[str, Any]
+    key: str | None
+
+
+class JobsOut(_Answer):
+    """Jobs, newest first. `next`: give it as `before` for the next page; null: there are no more."""
+
+    jobs: list[JobOut]
+    next: str | None
+
+
+class ReasonIn(_Request):
+    """Why a job is changed."""
+
+    reason: Reason = None
+
+
+class RescheduleIn(_Request):
+    """The new time. Give `action_time` or `delay`."""
+
+    action_time: ActionTime = None
+    delay: Delay = None
+    reason: Reason = None
+
+
+class BusinessIn(_Request):
+    """The live jobs of a business id (and key)."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    key: Key = None
+    reason: Reason = None
+
+
+class BusinessRescheduleIn(BusinessIn):
+    """The live job of a business id (and key), and its new time."""
+
+    action_time: ActionTime = None
+    delay: Delay = None
+
+
+class AnswerOut(_Answer):
+    """What the call did, or the status that the job has instead. `unknown`: no such job that you may see."""
+
+    answer: Literal[
+        "cancelled", "rescheduled", "redriven", "pending", "running", "done", "already_cancelled", "dead",
+        "superseded", "unknown",
+    ]  # fmt: skip
+    job_id: str | None
+    attempts: int
+
+
+class EventOut(_Answer):
+    """A recorded change of the job."""
+
+    time: str
+    what: str
+    from_status: str
+    to_status: str
+    attempts: int
+    actor: str
+    reason: str | None
+
+
+class ExplanationOut(_Answer):
+    """A job, its events, its reminder in Redis and how late it was."""
+
+    job: JobOut
+    means: Annotated[str, Field(description="The state and what happens next, in a sentence.")]
+    armed_time: Annotated[str | None, Field(description="When its reminder in Redis is due.")]
+    claimed_after_ms: int | None
+    ended_after_ms: int | None
+    error: Annotated[str | None, Field(description="The last error of a dead job.")]
+    events: list[EventOut]
+    missing: Annotated[list[str], Field(description="Servers that did not answer.")]
+
+
+# ---- leases
+
+
+class LeaseIn(_Request):
+    """Asks for due jobs of pull types; waits for them up to `wait_s` seconds."""
+
+    types: Annotated[
+        list[str], Field(min_length=1, max_length=1000, description="Declared pull types.")
+    ]
+    max: Annotated[
+        int, Field(ge=1, le=1000, description="Jobs, at most: up to leases.jobs_max.")
+    ] = 1
+    wait_s: Annotated[
+        float | int, Field(ge=0, le=3600, description="Up to leases.wait_s_max; 0: answer at once.")
+    ] = 0
+    lease_s: Annotated[
+        float | int | None,
+        Field(
+            gt=0, le=86_400, description="How long the leases last (default: the type's timeout)."
+        ),
+    ] = None
+
+
+class LeaseOut(_Answer):
+    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret."""
+
+    job_id: str
+    token: str
+    lease_until: str
+    attempt: int
+    biz_id: str
+    biz_id_is_text: bool
+    biz_type: str
+    tenant: str | None
+    action_time: str
+    payload: dict[str, Any]
+
+
+class LeasesOut(_Answer):
+    """The leased jobs; none if no job came due in time."""
+
+    leases: list[LeaseOut]
+
+
+Token = Annotated[str, Field(min_length=1, max_length=96, description="The token of the lease.")]
+
+
+class FinishItem(_Request):
+    """A lease that ends as done."""
+
+    job_id: JobId
+    token: Token
+
+
+class FailItem(FinishItem):
+    """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`."""
+
+    reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
+
+
+class ExtendItem(FinishItem):
+    """A lease that lasts until `lease_s` from now (default: the type's timeout)."""
+
+    lease_s: Annotated[float | int | None, Field(gt=0, le=86_400)] = None
+
+
+class FinishIn(_Request):
+    """Leases that end as done."""
+
+    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class FailIn(_Request):
+    """Attempts that failed."""
+
+    items: Annotated[list[FailItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class ExtendIn(_Request):
+    """Leases to extend."""
+
+    items: Annotated[list[ExtendItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class ReleaseIn(_Request):
+    """Leases to give back: due at once, the attempt is not counted."""
+
+    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class LeaseResult(_Answer):
+    """What became of one lease.
+
+    lost: the token is not, or not any more, that of a running lease: nothing was changed. limit: the attempt
+    has lasted as long as extensions allow. unknown: no such job that you may see. unavailable: its database
+    does not answer: call again.
+    """
+
+    job_id: str
+    outcome: Literal["settled", "extended", "released", "lost", "limit", "unknown", "unavailable"]
+    lease_until: str | None = None
+
+
+class LeaseResults(_Answer):
+    """The results in the order of the items."""
+
+    results: list[LeaseResult]
+
+
+# ---- types, health
+
+
+class TypeOut(_Answer):
+    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any."""
+
+    name: str
+    mode: Literal["handler", "pull", "sink"]
+    timeout_s: float
+    max_attempts: int
+    payload_schema: dict[str, Any] | None
+
+
+class TypesOut(_Answer):
+    """The declared types that the token may use."""
+
+    types: list[TypeOut]
+
+
+class HealthOut(_Answer):
+    """`ok`; `degraded`: some databases do not answer; `down`: none does."""
+
+    state: Literal["ok", "degraded", "down"]

@@ -1,0 +1,140 @@
+"""The table of routes: every call that the HTTP interface has."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from toc.http import job_calls, job_verbs, lease_calls, type_calls
+from toc.http.call import Route
+from toc.http.models import (
+    AnswerOut,
+    BusinessIn,
+    BusinessRescheduleIn,
+    ExplanationOut,
+    ExtendIn,
+    FailIn,
+    FinishIn,
+    HealthOut,
+    JobIn,
+    JobOut,
+    JobResults,
+    JobsIn,
+    JobsOut,
+    LeaseIn,
+    LeaseResults,
+    LeasesOut,
+    ReasonIn,
+    ReleaseIn,
+    RescheduleIn,
+    ScheduledOut,
+    TypesOut,
+)
+
+_OK, _CREATED = HTTPStatus.OK, HTTPStatus.CREATED
+_NOT_FOUND, _CONFLICT = HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "POST", "/v1/jobs", job_calls.schedule_jobs, ScheduledOut,
+        "Schedule a job, or several: 201 if the job is new, 200 if one with its key was kept or changed; of "
+        "several each has its own result.",
+        scope="schedule", bodies=(JobIn, JobsIn), statuses=(_CREATED, _OK), problems=(_CONFLICT,),
+        audited="jobs.schedule",
+    ),
+    # Paths with a verb come before the path that would take the verb as a part of an id.
+    Route(
+        "POST", "/v1/jobs/{job_id}:cancel", job_verbs.cancel_job, AnswerOut,
+        "Cancel a pending job: after \"cancelled\" no handler starts.",
+        scope="cancel", bodies=(ReasonIn,), needs_body=False, audited="jobs.cancel",
+    ),
+    Route(
+        "POST", "/v1/jobs/{job_id}:reschedule", job_verbs.reschedule_job, AnswerOut,
+        "Move a pending job to another time.",
+        scope="cancel", bodies=(RescheduleIn,), audited="jobs.reschedule",
+    ),
+    Route(
+        "POST", "/v1/jobs/{job_id}:redrive", job_verbs.redrive_job, AnswerOut,
+        "Make a dead job pending again, due now, with all attempts.",
+        scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.redrive",
+    ),
+    Route(
+        "POST", "/v1/jobs/{job_id}:run_now", job_verbs.run_job_now, AnswerOut,
+        "Make a pending job due now.",
+        scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.run_now",
+    ),
+    Route(
+        "GET", "/v1/jobs/{job_id}", job_calls.get_job, JobOut, "Show a job.",
+        scope="read", statuses=(_OK, HTTPStatus.NOT_MODIFIED), problems=(_NOT_FOUND,),
+    ),
+    Route(
+        "GET", "/v1/jobs/{job_id}/explain", type_calls.explain, ExplanationOut,
+        "Show a job, its events, its reminder, and what happens to it next.",
+        scope="read", problems=(_NOT_FOUND,),
+    ),
+    Route(
+        "GET", "/v1/types/{biz_type}/jobs", job_calls.find_jobs, JobsOut,
+        "List the jobs of a business id, newest first.",
+        scope="read",
+        query={
+            "biz_id": "The business id; digits mean an integer.",
+            "biz_id_is_text": "true: digits are a text.",
+            "key": "Only jobs with this key.",
+            "limit": "The size of a page (default 100).",
+            "before": "Only jobs that were made before this job_id: `next` of the page before.",
+        },
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}/jobs:cancel", job_verbs.cancel_by_key, AnswerOut,
+        "Cancel all live jobs of a business id (and key).",
+        scope="cancel", bodies=(BusinessIn,), audited="jobs.cancel",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}/jobs:reschedule", job_verbs.reschedule_by_key, AnswerOut,
+        "Move the live job of a business id (and key) to another time.",
+        scope="cancel", bodies=(BusinessRescheduleIn,), audited="jobs.reschedule",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}/jobs:redrive", job_verbs.redrive_by_key, AnswerOut,
+        "Make the newest dead job of a business id (and key) pending again.",
+        scope="operate", bodies=(BusinessIn,), audited="jobs.redrive",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}/jobs:run_now", job_verbs.run_now_by_key, AnswerOut,
+        "Make the live job of a business id (and key) due now.",
+        scope="operate", bodies=(BusinessIn,), audited="jobs.run_now",
+    ),
+    Route(
+        "POST", "/v1/leases", lease_calls.lease_jobs, LeasesOut,
+        "Lease due jobs of pull types; waits for them.",
+        scope="consume", bodies=(LeaseIn,), audited="leases.lease", is_long_poll=True,
+    ),
+    Route(
+        "POST", "/v1/leases:finish", lease_calls.finish_leases, LeaseResults, "End leased jobs as done.",
+        scope="consume", bodies=(FinishIn,), audited="leases.finish",
+    ),
+    Route(
+        "POST", "/v1/leases:fail", lease_calls.fail_leases, LeaseResults,
+        "End attempts as failed: another one follows, until the attempts are used up.",
+        scope="consume", bodies=(FailIn,), audited="leases.fail",
+    ),
+    Route(
+        "POST", "/v1/leases:extend", lease_calls.extend_leases, LeaseResults, "Move the ends of leases.",
+        scope="consume", bodies=(ExtendIn,), audited="leases.extend",
+    ),
+    Route(
+        "POST", "/v1/leases:release", lease_calls.release_leases, LeaseResults,
+        "Give jobs back: due at once, the attempt is not counted.",
+        scope="consume", bodies=(ReleaseIn,), audited="leases.release",
+    ),
+    Route(
+        "GET", "/v1/types", type_calls.list_types, TypesOut,
+        "List the declared types that the token may use.", scope="read",
+    ),
+    Route(
+        "GET", "/v1/health", type_calls.health, HealthOut, "Whether the databases answer.",
+        statuses=(_OK, HTTPStatus.SERVICE_UNAVAILABLE),
+    ),
+)  # fmt: skip
+
+BULK_ANSWERS = {"/v1/jobs": JobResults}
+"""The answers of routes to a body with several items, where they differ from those to a single one."""

@@ -1,0 +1,81 @@
+"""Reads JSON from strangers: bounded depth and numbers, no duplicate names, no NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
+"""Integers that a JSON column keeps exactly; it turns others into floating point numbers."""
+_DIGITS_MAX = (
+    20  # of an integer; 2^64 has 20. The time of int() grows with the square of their number
+)
+# The strings of a document, the last of which may lack its end. The quantifiers give nothing back, so the
+# time is linear in the length.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+class BadJson(ValueError):
+    """The text is not JSON that toc accepts; the message says why, without the text itself."""
+
+
+def parse_json(body: bytes, nesting_max: int) -> Any:
+    """Parses a document. Raises BadJson."""
+    if is_nested_deeper(body, nesting_max):
+        raise BadJson(f"objects and lists may be nested {nesting_max} deep, not deeper")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadJson("the text is not UTF-8") from None
+    try:
+        return _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise BadJson(f"{error.msg} at line {error.lineno} column {error.colno}") from None
+
+
+def is_nested_deeper(body: bytes, nesting_max: int) -> bool:
+    """Whether objects and lists are nested more than `nesting_max` deep, so that a parser would recurse."""
+    if body.count(b"{") + body.count(b"[") <= nesting_max:
+        return False
+    depth = 0
+    for match in _BRACKETS.finditer(_STRINGS.sub(b"", body)):
+        depth += 1 if match.group() in b"[{" else -1
+        if depth > nesting_max:
+            return True
+    return False
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise BadJson("an object has a name twice")
+    return found
+
+
+def _parse_integer(digits: str) -> int:
+    value = int(digits) if len(digits) <= _DIGITS_MAX else INTEGER_MAX + 1
+    if not INTEGER_MIN <= value <= INTEGER_MAX:
+        raise BadJson("an integer must be from -2^63 to 2^64-1; write a larger number as a text")
+    return value
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadJson("a number is too large; write it as a text")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise BadJson(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_make_object,
+    parse_int=_parse_integer,
+    parse_float=_parse_float,
+    parse_constant=_refuse_constant,
+)

@@ -1,0 +1,91 @@
+"""The actions about types, the explanation of a job, health and the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from http import HTTPStatus
+from typing import Any
+
+from toc.access.authorise import is_allowed
+from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
+from toc.admin.job_meaning import describe_job_state
+from toc.domain.declared_type import DeclaredType
+from toc.domain.job import Event
+from toc.errors import NotFound, StoreUnavailable
+from toc.http.backend import Backend
+from toc.http.call import Call, Reply
+from toc.http.job_calls import read_job
+from toc.http.job_documents import job_document
+from toc.http.wire_times import format_time
+from toc.store.job_details import JobDetails
+
+
+async def list_types(backend: Backend, call: Call) -> Reply:
+    """GET /v1/types."""
+    caller = call.caller
+    found = [
+        _type_document(declared)
+        for name, declared in sorted(backend.catalogue.all().items())
+        if is_allowed(caller, "read", name, caller.tenant)
+    ]
+    return Reply({"types": found})
+
+
+def _type_document(declared: DeclaredType) -> dict[str, Any]:
+    return {
+        "name": declared.name,
+        "mode": declared.mode,
+        "timeout_s": declared.timeout_s,
+        "max_attempts": declared.max_attempts,
+        "payload_schema": declared.payload_schema,
+    }
+
+
+async def explain(backend: Backend, call: Call) -> Reply:
+    """GET /v1/jobs/{job_id}/explain."""
+    job = await read_job(backend, call)
+    async with backend.explanations:
+        ask = functools.partial(explain_job, backend.settings, job.job_id, backend.clock)
+        found = await asyncio.to_thread(ask)
+    if found.database_error is not None:
+        raise StoreUnavailable(found.home.database, found.database_error)
+    if found.record is None:  # deleted in between
+        raise NotFound("no such job")
+    return Reply(_explanation_document(backend, found, found.record))
+
+
+def _explanation_document(
+    backend: Backend, found: JobExplanation, record: JobDetails
+) -> dict[str, Any]:
+    delays = compute_job_delays(record)
+    place = found.own_topic_reminder
+    return {
+        "job": job_document(record.job),
+        "means": describe_job_state(found, backend.settings).text,
+        "armed_time": format_time(None if place is None else place.armed_ms),
+        "claimed_after_ms": delays.claimed_after_ms,
+        "ended_after_ms": delays.ended_after_ms,
+        "error": None if record.letter is None else record.letter.error,
+        "events": [_event_document(event) for event in found.events],
+        "missing": sorted(found.troubles),  # the names alone: the texts are those of drivers
+    }
+
+
+def _event_document(event: Event) -> dict[str, Any]:
+    return {
+        "time": format_time(event.at_ms),
+        "what": event.what,
+        "from_status": event.from_status.name.lower(),
+        "to_status": event.to_status.name.lower(),
+        "attempts": event.attempts,
+        "actor": event.actor,
+        "reason": event.reason,
+    }
+
+
+async def health(backend: Backend, call: Call) -> Reply:
+    """GET /v1/health."""
+    state = await backend.read_health()
+    status = HTTPStatus.SERVICE_UNAVAILABLE if state == "down" else HTTPStatus.OK
+    return Reply({"state": state}, status)
