@@ -20,6 +20,7 @@ from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.account_roles import JOBS, ROLES, grant_statements, quote_account
 from toc.store.archive_status import MARKS
+from toc.store.nightly_status import NIGHTLY
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import job_table_name
 
@@ -64,7 +65,7 @@ class Place:
             "toc_token",
             "toc_audit",
         ]
-        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
+        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)
 
