@@ -17,17 +17,25 @@ from toc.access.audit import AuditEntry
 from toc.access.caller import LOOPBACK_CALLER
 from toc.access.tokens import TokenStore
 from toc.center.center import TimeoutCenter
+from toc.domain.declared_type import DeclaredType
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import routing_bits_of
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store import archive_status, migrate, nightly_status, reconcile_status
+from toc.store import (
+    archive_status,
+    declared_types,
+    migrate,
+    nightly_status,
+    reconcile_status,
+)
 from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypeCache, DeclaredTypes
 from toc.store.ended_jobs import DAY_MS
 from toc.store.event_reader import EventRange, EventReader
 from toc.store.row_defects import LEASE_MS_MAX, RowDefects
@@ -72,6 +80,18 @@ def client(place: Place, url: str) -> None:
         engine.dispose()
 
 
+def declare_types(library: Library) -> None:
+    """A change of a type, and its copy into a database that has missed the change."""
+    databases = library.databases
+    types = DeclaredTypes(databases, library.database_metadata.types, 1000)
+    name = new_type()
+    types.change(name, lambda now: DeclaredType(name, mode="pull"), "operator", "a test")
+    cache = DeclaredTypeCache(databases)
+    cache.read_copy(databases[0])
+    cache._copies[0].pop(name)
+    assert cache.complete_copy(databases[0]) == 1
+
+
 def operator(place: Place, url: str) -> None:
     """What a client does, and reconciliation: a repair, and its note. The commands are in test_roles."""
     client(place, url)
@@ -80,6 +100,11 @@ def operator(place: Place, url: str) -> None:
         dead = library.dead()
         run(place.url, f"DELETE FROM toc_dead_job WHERE job_id = {dead}")
         shard = library.databases.routing.shard_of_hash(routing_bits_of(dead))
+    finally:
+        library.close()
+    library = Library([url])
+    try:
+        declare_types(library)
     finally:
         library.close()
     databases = Databases.from_settings(place.settings(url), SystemClock())
@@ -100,6 +125,7 @@ def worker(place: Place, url: str) -> None:
     try:
         fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
         library.database_metadata.verify_and_record_meta(library.settings.facts | fact)
+        declare_types(library)
         for kind in OutcomeKind:
             job_id = library.running("token")
             assert library.settle(
@@ -190,7 +216,10 @@ def purger(place: Place, url: str) -> None:
         )
     run(place.url, "UPDATE toc_audit SET audit_time = '2020-01-01'")
     age_by(place, 200)
-    assert pass_under(place, url) == PurgeResult(2, 1, 0, 0, 3)
+    columns = ", ".join(declared_types.COLUMNS)
+    rows = ", ".join(f"('t', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0)" for n in (1, 2))
+    run(place.url, f"INSERT INTO toc_declared_type ({columns}) VALUES {rows}")
+    assert pass_under(place, url) == PurgeResult(2, 2, 0, 0, 3)
     # What the count of deleted jobs needs.
     row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"
     run(url, row, row, "DELETE FROM toc_purge WHERE day < CURRENT_DATE - INTERVAL 1 YEAR")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contract.library import SHARDS, Library
+from toc.domain.declared_type import DeclaredType
 from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
@@ -23,6 +24,7 @@ from toc.store.archive_status import (
     begin_archive_run,
 )
 from toc.store.claims import OutcomeKind
+from toc.store.declared_types import DeclaredTypes, read_history
 from toc.store.purge_pages import PurgePages
 from toc.store.replica import Replica
 
@@ -196,6 +198,17 @@ def test_a_pass_says_what_it_has_deleted(library: Library, make: Make) -> None:
     assert purger.run_pass(lambda _: False) == PurgeResult(jobs=4, events=1, held=0, events_held=0)
     assert left(library, *jobs) == []
     assert purger.run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0)  # at once, not an hour later
+
+
+def test_replaced_declarations_go_with_the_events(library: Library, make: Make) -> None:
+    types = DeclaredTypes(library.databases, library.database_metadata.types, 10)
+    for timeout_s in (1, 2, 3):
+        declared = DeclaredType("a", timeout_s=timeout_s, explicit=frozenset({"timeout_s"}))
+        types.change("a", lambda now, to=declared: to, "ann")  # type: ignore[misc]
+    library.clock.advance(100 * DAY_S)
+    assert make(event_days="none").run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0)
+    assert make(event_days=90).run_pass(lambda _: False) == PurgeResult(0, 2, 0, 0)
+    assert [row.version for row in read_history(library.databases, "a")] == [3]
 
 
 def test_a_pass_ends_when_it_is_asked_to(library: Library, make: Make) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
+from toc.center.payload_checks import PayloadChecks
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import JobIdFactory, routing_bits_of
@@ -60,6 +61,9 @@ class Connections:
             database.index: ServerTimeEstimate(clock) for database in self.databases
         }
         self.redis_time = ServerTimeEstimate(clock)
+        self.payload_checks = PayloadChecks(
+            self.database_metadata.declared, clock, settings.catalogue.refresh_s
+        )
         self.reminder_queue: ReminderQueue | None = None
         if settings.has_timer:
             self.reminder_queue = ReminderQueue(settings, self.redis_time, clock)

@@ -97,7 +97,8 @@ class LeaseServer:
     def stop(self) -> bool:
         """Answers all waiting consumers, takes no more jobs; leases stay valid. True: all has ended."""
         self._context.room.close_all()
-        ended = self._watch.stop() and self._sources.stop()
+        ended = self._watch.stop()
+        ended &= self._sources.stop()
         ended &= stop_services([*self._stages.values()], 10.0)
         for pool in self._pools:
             pool.close()
@@ -107,6 +108,10 @@ class LeaseServer:
             clock.sleep_s(0.02)
         ended &= stop_services(self._corrections, 5.0)
         return self._acks.stop(5.0) and ended
+
+    def answer_waiting_consumers(self) -> None:
+        """Ends all waits, now and later, as the first step of a stop. Any thread."""
+        self._context.room.close_all()
 
     @property
     def waiters_count(self) -> int:

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
@@ -28,7 +28,9 @@ from toc.node.health import (
 from toc.node.http_server import HttpServer
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
+from toc.node.sinks import WEBHOOK, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
+from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
 from toc.reconcile.compare import ShardComparer
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
@@ -49,6 +51,7 @@ from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
+from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -65,7 +68,8 @@ class Node:
     It takes its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all of them.
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
-    it gives back the jobs that have not started.
+    it gives back the jobs that have not started. `sinks`: handlers of further
+    kinds of sinks, beside "webhook".
     """
 
     def __init__(
@@ -75,13 +79,18 @@ class Node:
         handlers: Registry | None = None,
         clock: Clock | None = None,
         restart_wanted: Callable[[], None] = lambda: None,
+        sinks: SinkHandlers | None = None,
     ) -> None:
         self.settings = settings
+        self._view: ClusterView | None = None  # the last one that was applied
+        self._popped_slot_amounts: Mapping[str, int] = {}
         self.name = process_name()
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
+        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -136,6 +145,7 @@ class Node:
         )
         follow_pull_types(database_metadata.declared, settings.pull_types)
         self.catalogue.read_now()
+        log_differences(settings, self.catalogue.all())
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -159,7 +169,8 @@ class Node:
             database_metadata,
             self.reminders,
         )
-        self.worker = worker = Worker(process, self._handlers, self._restart_wanted)
+        self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
+        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
@@ -178,6 +189,7 @@ class Node:
         for service in services:
             service.start()
         self._join_cluster()
+        self.catalogue.add_listener(self._on_catalogue_change)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
@@ -197,6 +209,7 @@ class Node:
             clean &= self.nightly.stop()
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()
         if self.reminders is not None:
@@ -249,7 +262,10 @@ class Node:
         amounts = self.settings.slot_amounts
         if self._handlers.handler_of_every_type:
             return amounts
-        topics = {self.settings.topic_of_biz_type(spec.biz_type) for spec in self._handlers}
+        names = {spec.biz_type for spec in self._handlers}
+        if self.worker is not None:
+            names |= self.worker.context.handlers.sink_type_names
+        topics = {self.settings.topic_of_biz_type(name) for name in names}
         return {topic: amount for topic, amount in amounts.items() if topic in topics}
 
     def _join_cluster(self) -> None:
@@ -278,14 +294,19 @@ class Node:
         with self._assignment_lock:
             self._apply_member_view(view)
 
+    def _on_catalogue_change(self) -> None:
+        """Pops the topics of types that were declared for a sink since the members changed last."""
+        with self._assignment_lock:
+            if self._view is not None and self._popped_slot_amounts != self._handled_slot_amounts():
+                self._apply_member_view(self._view)
+
     def _apply_member_view(self, view: ClusterView) -> None:
         """Takes this node's share of the work, given the members."""
         if self.work_sources is None or self._gauges is None:
             return
-        settings = self.settings
-        assignment = compute_assignment(
-            self._member_name, view.members, self._handled_slot_amounts(), settings.shards
-        )
+        settings, amounts = self.settings, self._handled_slot_amounts()
+        self._view, self._popped_slot_amounts = view, amounts
+        assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.
         self.work_sources.assign_shares(

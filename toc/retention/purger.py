@@ -20,6 +20,7 @@ from toc.store.audit_rows import delete_old_audit_rows
 from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
+from toc.store.declared_types import delete_old_versions
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
@@ -34,8 +35,9 @@ REST_S_MAX = 60.0  # the longest pause, after a slow page
 class PurgeResult(NamedTuple):
     """How many rows a pass has deleted.
 
-    held, events_held: jobs and events that are old enough to delete but not in the archive yet.
-    audited: entries of the audit of HTTP, and tokens that were revoked or are over.
+    events: with replaced declarations of types. held, events_held: jobs and events that are old enough to
+    delete but not in the archive yet. audited: entries of the audit of HTTP, and tokens that were revoked or
+    are over.
     """
 
     jobs: int
@@ -233,6 +235,10 @@ class Purger(Service):
         self._deleted_events += page.deleted
         self._events_held += page.held
         self._after = page.after or 0
+        if page.after is None:  # the last page of events
+            deleted = delete_old_versions(self._database, ages.before_ms, self._settings.page)
+            metrics.PURGED.labels("declaration").inc(deleted)
+            self._deleted_events += deleted
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
         more = page.after is not None or delete_oldest_counts(
             self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
