@@ -24,13 +24,7 @@ from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store import (
-    archive_status,
-    declared_types,
-    migrate,
-    nightly_status,
-    reconcile_status,
-)
+from toc.store import archive_status, declared_types, migrate, nightly_status, reconcile_status
 from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata

@@ -13,9 +13,10 @@ COMMON = {"--help", "--json", "--verbose", "--log-json"}
 COMMANDS = ["dev", "worker", "migrate", "schedule", "cancel", "reschedule", "job show", "dead list",
             "dead redrive", "explain", "admin cancel", "admin postpone", "admin redrive", "sql",
             "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
-            "types apply", "types forget", "archive show", "archive begin", "archive forget", "nightly",
-            "tables show", "tables backfill",
-            "purge", "grants",
+            "types apply", "types forget", "archive show", "archive begin", "archive forget", "tables show",
+            "tables backfill", "nightly", "purge", "grants",
+            "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
+            "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
             "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 

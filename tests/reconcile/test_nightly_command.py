@@ -56,7 +56,7 @@ def test_a_node_s_nightly_run_does_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     said = nightly.log_file.read_text()
     assert nightly.last is not None, said
     assert nightly.last.words == "the databases and Redis agree", said
-    for part in ("report: reports/", "tables, database 1: ", "archive, jobs of database 1: "):
+    for part in ("report: reports/", "tables, database 1: ", "archive, events of database 1: "):
         assert part in said
     kept = result()
     assert kept is not None

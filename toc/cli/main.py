@@ -113,7 +113,7 @@ WEBHOOK_COMMANDS: Commands = {
     "disable": ("webhooks.disable_webhook", "Send nothing to a destination; its jobs wait."),
     "remove": ("webhooks.remove_webhook", "Remove a destination and its secret."),
     "test": ("webhooks.test_webhook", "Send one signed request to a destination."),
-    "new-key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
+    "key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
     "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
 }
 ADMIN_COMMANDS: Commands = {
