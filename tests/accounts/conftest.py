@@ -20,6 +20,7 @@ from toc.runtime.settings import Settings
 from toc.store import migrate, views
 from toc.store.account_roles import JOBS, ROLES, VIEWS, grant_statements, quote_account
 from toc.store.archive_status import MARKS
+from toc.store.nightly_status import NIGHTLY
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import job_table_name
 
@@ -65,7 +66,7 @@ class Place:
             "toc_audit",
             "toc_webhook",
         ]
-        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
+        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)
 
