@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         DuplicateJob,
         InvalidInput,
         NotFound,
+        Overloaded,
         PartlyScheduled,
         SchemaMismatch,
         SettingsError,
@@ -107,7 +108,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable",
     "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
-    "Job", "JobFilter", "JobSpec", "NotFound",
+    "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
     "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
     "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
     "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from toc.cli.common_options import serving_command
-from toc.cli.exit_codes import NO, OK
+from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.stop_request import StopRequest
@@ -30,9 +30,24 @@ HttpPort = Annotated[
 ]
 
 
+SinksOnly = Annotated[
+    bool,
+    typer.Option(
+        "--sinks-only",
+        help="Run no handlers, only types that are declared with a sink, as webhook:NAME.",
+    ),
+]
+
+
 @serving_command
-def run_worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> int:
-    """Run the handlers of one or more modules.
+def run_worker(
+    output: Output,
+    *,
+    app: Apps = None,
+    sinks_only: SinksOnly = False,
+    http_port: HttpPort = None,
+) -> int:
+    """Run the handlers of one or more modules, and the types that are declared with a sink.
 
     The first SIGTERM or SIGINT stops the worker in good order: it takes no new jobs, running handlers
     may finish within worker.stop_s, other jobs are given back. The second signal ends the process.
@@ -45,7 +60,9 @@ def run_worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> 
     restart = threading.Event()
     with StopRequest() as stop:
         settings = load_settings(**({} if http_port is None else {"http": {"port": http_port}}))
-        handlers = import_handlers(app or [])
+        if sinks_only and app:
+            raise CommandError("--sinks-only and --app do not go together", USAGE)
+        handlers = Registry() if sinks_only else import_handlers(app or [])
 
         def request_restart() -> None:
             restart.set()
@@ -69,5 +86,5 @@ def run_worker(output: Output, app: Apps = None, http_port: HttpPort = None) -> 
 
 
 def _biz_types_as_text(handlers: Registry) -> str:
-    names = sorted(spec.biz_type for spec in handlers)
+    names = sorted(spec.biz_type for spec in handlers) or ["types with a sink"]
     return ", ".join([*names, "every other type"] if handlers.handler_of_every_type else names)
