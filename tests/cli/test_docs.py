@@ -16,7 +16,8 @@ COMMANDS = ["dev", "worker", "migrate", "schedule", "cancel", "reschedule", "job
             "types apply", "types forget", "archive show", "archive begin", "archive forget", "nightly",
             "purge", "grants",
             "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
-            "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey", "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
+            "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
+            "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 
 
