@@ -46,7 +46,7 @@ def declare_type(settings: Settings, name: str, **fields: Any) -> None:
 def make_token(settings: Settings, biz_types: tuple[str, ...] = ("*",), tenant: Any = None) -> str:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        made = TokenStore(databases, 1000).create(
+        made = TokenStore(databases, 1000, "tester").create(
             owner="test", scopes=ALL, biz_types=biz_types, tenant=tenant, expires_in=None
         )
         return "".join(made.text)
@@ -57,7 +57,7 @@ def make_token(settings: Settings, biz_types: tuple[str, ...] = ("*",), tenant: 
 def revoke_token(settings: Settings, token: str) -> None:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        TokenStore(databases, 1000).revoke(token.split("_")[1])
+        TokenStore(databases, 1000, "tester").revoke(token.split("_")[1])
     finally:
         databases.close()
 
