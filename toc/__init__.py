@@ -21,21 +21,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toc.center.async_center import AsyncTimeoutCenter
     from toc.center.center import JobSpec, TimeoutCenter
+    from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
         ClaimLost,
         ClusterUnavailable,
         DuplicateJob,
+        Forbidden,
         InvalidInput,
         NotFound,
         PartlyScheduled,
+        RequestFailed,
         SchemaMismatch,
+        ServerUnavailable,
         SettingsError,
         StatementFailed,
         StoreUnavailable,
         TimerUnavailable,
         TocError,
+        TooManyCalls,
+        Unauthenticated,
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
@@ -60,6 +66,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "toc.center.async_center": ("AsyncTimeoutCenter",),
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
+    "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
@@ -100,12 +107,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Dead",
-    "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
-    "Job", "JobFilter", "JobSpec", "NotFound",
-    "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
-    "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
-    "TimerUnavailable", "TocError", "WrongDatabase", "cancel", "close", "complete",
-    "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive",
-    "reschedule", "schedule", "schedule_many",
+    "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter", "ClaimLost",
+    "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential", "Forbidden",
+    "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "PartlyScheduled",
+    "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
+    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
+    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
+    "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
+    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
+    "schedule", "schedule_many",
 ]  # fmt: skip
