@@ -56,6 +56,19 @@ class ClientSettings(_SettingGroup):
         le=16_777_216,
         description="bytes of a call's body, at most: the server's `web.limits.body_bytes`",
     )
+    wait_s: float = Field(
+        20,
+        ge=0.2,
+        le=3600,
+        description="remote workers: how long one call waits for due jobs: up to the server's "
+        "`leases.wait_s_max`",
+    )
+    lease_max: int = Field(
+        100,
+        ge=1,
+        le=1000,
+        description="remote workers: jobs in one answer, at most: up to the server's `leases.jobs_max`",
+    )
     answer_bytes: int = Field(
         33_554_432, ge=65_536, le=1_073_741_824, description="bytes of an answer, at most"
     )
