@@ -17,6 +17,7 @@
     ├── StatementFailed      a database answers with an error: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
     │   └── ServerUnavailable    the HTTP server, or what it needs, cannot be used now
+    ├── Overloaded           this process has too many calls at once       (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
 
@@ -262,6 +263,20 @@ class ServerUnavailable(StoreUnavailable):
 def is_away(error: Exception) -> bool:
     """True when the error means that the whole database cannot be used, not only one table of it."""
     return isinstance(error, StoreUnavailable) and not error.one_table
+
+
+class Overloaded(TocError):
+    """This process has as many calls of a kind as a setting allows: call again later, or elsewhere.
+
+    `setting`: the name of the setting. `limit`: its value.
+    """
+
+    code = "overloaded"
+    retryable = True
+
+    def __init__(self, what: str, setting: str, limit: int) -> None:
+        self.setting, self.limit = setting, limit
+        super().__init__(f"{what}: {setting} allows {limit} at once in a process; try again later")
 
 
 class TimerUnavailable(TocError):

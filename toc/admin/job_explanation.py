@@ -163,7 +163,7 @@ def _add_redis_facts(settings: Settings, clock: Clock, found: JobExplanation) ->
     reminders = Reminders.from_settings(settings, clock)
     try:
         places = []
-        for topic, amount in settings.slot_amounts.items():
+        for topic, amount in settings.slot_amounts_with_pull_types.items():
             slot = slot_of_hash(routing_bits_of(found.job_id), amount)
             keys = settings.namespace, topic, slot
             scores = reminders.find_reminder(topic, slot, found.job_id)

@@ -193,7 +193,7 @@ class RemoteWorker:
         await self._end.wait()
 
     def _count_free_places(self, is_async: bool) -> int:
-        """How many more handlers may start. Threads beyond their timeout do not count: they have substitutes."""
+        """How many more handlers may start. Stuck threads have substitutes."""
         now_s = self._clock.monotonic_s()
         taken = sum(
             run.spec.is_async is is_async and (is_async or not run.is_beyond_timeout(now_s))
@@ -228,7 +228,7 @@ class RemoteWorker:
         error = failure.error
         if not failure.may_pass and not self._has_leased and self.failure is None:
             self.failure = error
-                self._stop.set()
+            self._stop.set()
             self._ended_by_itself()
         else:
             text = "no jobs can be leased now; the worker tries on: %s"

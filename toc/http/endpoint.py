@@ -61,6 +61,7 @@ class Endpoint:
             if not self._backend.is_started:
                 await asyncio.to_thread(self._backend.start)
             caller = self._identify(request, address)
+            self._require_scope(caller)
             headers = _limit_headers(self._take(caller, 1.0))
             limit_s = None if self.route.is_long_poll else self._limits.call_s
             async with asyncio.timeout(limit_s):
@@ -91,9 +92,8 @@ class Endpoint:
     # ---- who calls
 
     def _identify(self, request: Request, address: str | None) -> Caller:
-        """The caller. Raises Unauthenticated, TooManyCalls, Problem (403)."""
-        scope = self.route.scope
-        if scope is None:
+        """The caller. Raises Unauthenticated, TooManyCalls."""
+        if self.route.scope is None:
             return _PUBLIC
         access = self._backend.access
         header = request.headers.get("authorization")
@@ -101,13 +101,15 @@ class Endpoint:
         if header is None and not access.authenticator.has_tokens and is_local(request):
             return LOOPBACK_CALLER
         try:
-            caller = access.authenticator.authenticate(header)
+            return access.authenticator.authenticate(header)
         except Unauthenticated:
             access.failed_logins.count(address)
             raise
-        if scope not in caller.scopes:
+
+    def _require_scope(self, caller: Caller) -> None:
+        scope = self.route.scope
+        if scope is not None and scope not in caller.scopes:
             raise forbidden(scope)
-        return caller
 
     def _take(self, caller: Caller, cost: float) -> LimitState | None:
         if caller is _PUBLIC:

@@ -146,7 +146,7 @@ def check_foreign_members(settings: Settings, reminders: Reminders | None) -> It
         return
     members = [
         member
-        for topic, amount in settings.slot_amounts.items()
+        for topic, amount in settings.slot_amounts_with_pull_types.items()
         for member in reminders.find_foreign_members(topic, range(amount), FOREIGN_PER_QUEUE)
     ]
     if members:

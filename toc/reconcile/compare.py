@@ -182,7 +182,7 @@ class _ShardMergeJoin:
         settings = sides.settings
         self._shard, self._shards = compared.shard, settings.shards
         self._page, self._kept_max = settings.reconcile.page, settings.findings_kept_max
-        self._amounts = settings.slot_amounts
+        self._amounts = settings.slot_amounts_with_pull_types
         self._slot = {topic: slot_of_hash(self._shard, n) for topic, n in self._amounts.items()}
         found = {
             topic: self._reminders.read_marks(topic, [slot])[slot]

@@ -520,3 +520,33 @@ class LimitSettings(_SettingGroup):
         le=100_000,
         description="types that `toc types` declares, with those it has forgotten, at most",
     )
+
+
+class LeaseSettings(_SettingGroup):
+    """Leases of remote consumers (docs/how-to/remote-consumers.md)."""
+
+    jobs_max: int = Field(100, ge=1, le=1000, description="jobs in one lease call, at most")
+    items_max: int = Field(
+        500, ge=1, le=2000, description="items in one call that settles leases, at most"
+    )
+    wait_s_max: float = Field(
+        60, ge=0, le=3600, description="how long a lease call may wait for jobs, at most"
+    )
+    waiters_max: int = Field(
+        1000, ge=1, le=100_000, description="lease calls that wait in one process, at most"
+    )
+    types_max: int = Field(
+        100,
+        ge=1,
+        le=1000,
+        description="pull types that one process serves, and types in one lease call, at most",
+    )
+    threads: int = Field(
+        4, ge=1, le=64, description="threads for each database that settle leases in a process"
+    )
+    calls_max: int = Field(
+        500,
+        ge=1,
+        le=100_000,
+        description="calls that settle leases and wait for a database, for each database, at most",
+    )

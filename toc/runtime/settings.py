@@ -21,6 +21,7 @@ from typing import Annotated, Any, Self
 from pydantic import (
     BaseModel,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
@@ -35,6 +36,7 @@ from pydantic_settings import (
 )
 from sqlalchemy.engine import make_url
 
+from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
 from toc.errors import SettingsError
@@ -44,6 +46,7 @@ from toc.runtime.setting_groups import (
     CatalogueSettings,
     ClusterSettings,
     HttpSettings,
+    LeaseSettings,
     LimitSettings,
     MysqlSettings,
     ReconcileSettings,
@@ -132,6 +135,8 @@ class Settings(BaseSettings):
     reconcile: ReconcileSettings = ReconcileSettings()
     limits: LimitSettings = LimitSettings()
     web: WebSettings = WebSettings()
+    leases: LeaseSettings = LeaseSettings()
+    _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
     client: ClientSettings = ClientSettings()
 
@@ -197,6 +202,17 @@ class Settings(BaseSettings):
         if value != "none" and not value.startswith(REDIS_SCHEMES):
             raise ValueError(f"must be 'none' or begin with one of: {' '.join(REDIS_SCHEMES)}")
         check_redis_url(value)
+        return value
+
+    @field_validator("topics")
+    @classmethod
+    def _check_topic_names(cls, value: dict[str, TopicSettings]) -> dict[str, TopicSettings]:
+        for name in value:
+            if name.startswith(PULL_TOPIC_PREFIX):
+                raise ValueError(
+                    f"the topic {name!r} must not begin with {PULL_TOPIC_PREFIX!r}: such topics are those "
+                    "of pull types"
+                )
         return value
 
     @field_validator("zookeeper_hosts")
@@ -265,6 +281,11 @@ class Settings(BaseSettings):
         return sorted({"default", *self.topics})
 
     @property
+    def pull_types(self) -> PullTypes:
+        """The pull types that this process knows. No setting: the catalogue of types fills it."""
+        return self._pull_types
+
+    @property
     def facts(self) -> dict[str, str]:
         """The values that all processes must share; toc_meta stores them, and toc refuses other values."""
         amounts = {
@@ -301,6 +322,12 @@ class Settings(BaseSettings):
         )
 
     @property
+    def slot_amounts_with_pull_types(self) -> dict[str, int]:
+        """As `slot_amounts`, with the topics of the pull types that this process knows."""
+        pull = map(topic_of_pull_type, sorted(self._pull_types.names)) if self.has_timer else ()
+        return self.slot_amounts | {topic: self.slot_amount_of(topic) for topic in pull}
+
+    @property
     def findings_kept_max(self) -> int:
         """How many findings of each kind are kept of a shard, at most."""
         return max(1, self.reconcile.findings_max // self.shards)
@@ -320,7 +347,9 @@ class Settings(BaseSettings):
         return part.slot_amount if part and part.slot_amount is not None else self.shards
 
     def topic_of_biz_type(self, biz_type: str) -> str:
-        """The topic that the reminders of a biz_type go to."""
+        """The topic that the reminders of a biz_type go to: of a pull type, a topic of its own."""
+        if biz_type in self._pull_types.names:
+            return topic_of_pull_type(biz_type)
         return next(
             (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
         )

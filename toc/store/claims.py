@@ -121,8 +121,10 @@ class Claims:
 
     def __init__(self, databases: Databases, lease_ms: int, types: Iterable[int] = ()) -> None:
         self._databases = databases
+        self._lease_ms = lease_ms
         self._lease_end = later_of_db_now_plus(
-            lease_ms, bindparam("lease_from", type_=DatetimeAsMillis())
+            bindparam("lease_ms", type_=Integer),
+            bindparam("lease_from", type_=DatetimeAsMillis()),
         )
         self._dialect = dialect = databases[0].engine.dialect
         self._select_claimed = CompiledStatement(_SELECT_CLAIMED, dialect)
@@ -191,6 +193,7 @@ class Claims:
         if now_ms is not None:
             until_ms = min(now_ms, until_ms)  # guard: claim-bound
         values = {"token": token, "until": until_ms, "lease_from": bounds.from_ms}
+        values["lease_ms"] = self._lease_ms
         claims = [statement.bind(table, ids, **values) for table, ids in parts]
 
         def read_rows(results: list[StatementResult], executor: Executor) -> dict[int, ClaimedRow]:
@@ -206,17 +209,24 @@ class Claims:
 
     # ---- renew
 
-    def renew_leases(self, database: Database, claims: Sequence[tuple[int, str]]) -> RenewedLeases:
+    def renew_leases(
+        self,
+        database: Database,
+        claims: Sequence[tuple[int, str]],
+        lease_ms: int | None = None,
+    ) -> RenewedLeases:
         """Extends the leases of claims, (job_id, token) each, in one transaction.
 
-        A row that another transaction has locked, perhaps the handler's own, is left out: the renewal of the
-        other leases must not wait for this lock. The call may be repeated.
+        `lease_ms`: to so long from now; None: the length that this object was made with. A row that another
+        transaction has locked, perhaps the handler's own, is left out: the renewal of the other leases must
+        not wait for this lock. The call may be repeated.
         """
-        renewed = self._renew_under_tokens(database, claims)
+        lease_ms = self._lease_ms if lease_ms is None else lease_ms
+        renewed = self._renew_under_tokens(database, claims, lease_ms)
         late = [claim for claim in renewed.lost if claim[1].endswith(ALONE)]
         if late:  # ":alone" may have been removed from the tokens in these rows
             unmarked = [(job_id, remove_alone_mark(token)) for job_id, token in late]
-            again = self._renew_under_tokens(database, unmarked)
+            again = self._renew_under_tokens(database, unmarked, lease_ms)
             valid = renewed.valid | {(job_id, token + ALONE) for job_id, token in again.valid}
             lost = renewed.lost.difference(late)
             lost |= {(job_id, token + ALONE) for job_id, token in again.lost}
@@ -224,13 +234,14 @@ class Claims:
         return renewed
 
     def _renew_under_tokens(
-        self, database: Database, claims: Sequence[tuple[int, str]]
+        self, database: Database, claims: Sequence[tuple[int, str]], lease_ms: int
     ) -> RenewedLeases:
         routing = self._databases.routing
         ids_of: dict[tuple[int, str], list[int]] = defaultdict(list)
         for job_id, token in claims:
             ids_of[routing.shard_of_hash(routing_bits_of(job_id)), token].append(job_id)
-        lease_from = database.server_clock.statement_bounds().from_ms
+        from_ms = database.server_clock.statement_bounds().from_ms
+        values = {"lease_from": from_ms, "lease_ms": lease_ms}
 
         def renew_unlocked_rows(connection: Connection) -> RenewedLeases:
             valid: set[tuple[int, str]] = set()
@@ -240,7 +251,7 @@ class Claims:
                 known |= {(job_id, token) for job_id in ids if job_id not in locked}
                 if free:
                     table, some = database.job_table_name(shard), sorted(free)
-                    renew = self._renew.bind(table, some, token=token, lease_from=lease_from)
+                    renew = self._renew.bind(table, some, token=token, **values)
                     status = int(Status.RUNNING)
                     select = self._select_settled.bind(table, some, token=token, status=status)
                     _, rows = run_statements(connection, [renew, select])
@@ -267,8 +278,11 @@ class Claims:
         seen_token: str,
         token: str,
         before_commit: Callable[[], None] = lambda: None,
+        lease_ms: int | None = None,
     ) -> ClaimedRow | None:
         """Claims one running job whose lease is over and that still runs under `seen_token`.
+
+        `lease_ms`: the length of the new lease; None: the length that this object was made with.
 
         None: another process was faster, or another transaction has locked the row. `before_commit()` is
         called before the COMMIT is sent: if this method raises without that call, nothing is committed, now
@@ -280,6 +294,7 @@ class Claims:
         reason = f"the lease of {seen_token} was over"
         running, actor = Status.RUNNING, process_of_token(token)
         times = {"lease_until": bounds.lease_ms, "lease_from": bounds.from_ms}
+        times["lease_ms"] = self._lease_ms if lease_ms is None else lease_ms
         changes = [
             self._take_over.bind(table, [job_id], seen=seen_token, token=token, **times),
             self._events[database.index].bind(

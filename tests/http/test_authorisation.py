@@ -1,0 +1,223 @@
+"""Every route x scope x own and foreign tenant and type: nobody gets more than the token says.
+
+The table is made from the app's routes, so a new route without a line in CALLS fails here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.http.web_world import WebWorld
+from toc.access.caller import SCOPES
+from toc.http.app import OPENAPI_PATH
+from toc.http.call import Route
+from toc.http.routes import ROUTES
+
+JOB = {"biz_id": 42, "biz_type": "order.close", "delay": 60}
+UNKNOWN = {"answer": "unknown", "job_id": None, "attempts": 0}
+BUSINESS = {"biz_id": 42}
+
+
+class _Line(NamedTuple):
+    """How a route is called. {id}: a job of the tenant blue. refused: what a foreign job looks like: the same
+    as a missing one."""
+
+    path: str
+    body: Any = None
+    hidden: Any = UNKNOWN
+
+
+NOT_FOUND = "not_found"
+CALLS: dict[tuple[str, str], _Line] = {
+    ("POST", "/v1/jobs"): _Line("/v1/jobs", JOB),
+    ("POST", "/v1/jobs/{job_id}:cancel"): _Line("/v1/jobs/{id}:cancel", {}),
+    ("POST", "/v1/jobs/{job_id}:reschedule"): _Line("/v1/jobs/{id}:reschedule", {"delay": 9}),
+    ("POST", "/v1/jobs/{job_id}:redrive"): _Line("/v1/jobs/{id}:redrive", {}),
+    ("POST", "/v1/jobs/{job_id}:run_now"): _Line("/v1/jobs/{id}:run_now", {}),
+    ("GET", "/v1/jobs/{job_id}"): _Line("/v1/jobs/{id}", hidden=NOT_FOUND),
+    ("GET", "/v1/jobs/{job_id}/explain"): _Line("/v1/jobs/{id}/explain", hidden=NOT_FOUND),
+    ("GET", "/v1/types/{biz_type}/jobs"): _Line(
+        "/v1/types/order.close/jobs?biz_id=42", hidden={"jobs": [], "next": None}
+    ),
+    ("POST", "/v1/types/{biz_type}/jobs:cancel"): _Line(
+        "/v1/types/order.close/jobs:cancel", BUSINESS
+    ),
+    ("POST", "/v1/types/{biz_type}/jobs:reschedule"): _Line(
+        "/v1/types/order.close/jobs:reschedule", BUSINESS | {"delay": 9}
+    ),
+    ("POST", "/v1/types/{biz_type}/jobs:redrive"): _Line(
+        "/v1/types/order.close/jobs:redrive", BUSINESS
+    ),
+    ("POST", "/v1/types/{biz_type}/jobs:run_now"): _Line(
+        "/v1/types/order.close/jobs:run_now", BUSINESS
+    ),
+    ("GET", "/v1/types"): _Line("/v1/types"),
+}
+PUBLIC = {("GET", "/v1/health"), ("GET", OPENAPI_PATH)}
+
+
+def scoped_routes() -> list[Route]:
+    return [route for route in ROUTES if route.scope is not None]
+
+
+def call(web: WebWorld, route: Route, job_id: str, token: str | None) -> Any:
+    line = CALLS[route.method, route.path]
+    return web.call(route.method, line.path.replace("{id}", job_id), line.body, token=token)
+
+
+def blue_job(web: WebWorld) -> str:
+    """A job of the tenant blue; no key, so that each call of POST /v1/jobs makes a further one."""
+    return web.schedule(token=web.make_token(tenant="blue"), key="k")
+
+
+def test_the_app_has_no_route_without_a_rule(small: WebWorld) -> None:
+    served = {
+        (method, route.path)
+        for route in small.app.routes
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+    }
+    assert served == CALLS.keys() | PUBLIC
+    assert {(route.method, route.path) for route in ROUTES if route.scope is None} == PUBLIC - {
+        ("GET", OPENAPI_PATH)
+    }
+
+
+@pytest.mark.parametrize("route", scoped_routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_a_route_needs_its_scope_and_no_other_one(small: WebWorld, route: Route) -> None:
+    job_id = blue_job(small)
+    row = small.library.row(int(job_id))
+    others = [scope for scope in SCOPES if scope != route.scope]
+    for scopes in ([each] for each in others), [others]:
+        for wrong in scopes:
+            response = call(small, route, job_id, small.make_token(wrong, tenant="blue"))
+            assert (response.status_code, response.json()["code"]) == (403, "forbidden")
+            assert small.library.row(int(job_id)) == row
+    assert route.scope is not None
+    response = call(small, route, job_id, small.make_token([route.scope], tenant="blue"))
+    assert response.status_code in (200, 201), response.text
+    assert response.json() not in (UNKNOWN, {"jobs": [], "next": None})
+
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "another tenant": {"tenant": "red"},
+    "no tenant": {"tenant": None},
+    "another type": {"tenant": "blue", "biz_types": ["report", "order.clos", "order.close?"]},
+}
+
+
+@pytest.mark.parametrize("who", FOREIGN)
+@pytest.mark.parametrize("route", scoped_routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
+    small: WebWorld, route: Route, who: str
+) -> None:
+    line = CALLS[route.method, route.path]
+    job_id = blue_job(small)
+    token = small.make_token(**FOREIGN[who])
+    before = small.library.row(int(job_id))
+    response = call(small, route, job_id, token)
+    assert small.library.row(int(job_id)) == before
+    if route.path == "/v1/types":
+        return  # test_types_are_those_of_the_token
+    if route.path == "/v1/jobs" and who != "another type":
+        assert response.status_code == 201  # a job of the caller's own tenant
+        return
+    if "{job_id}" in route.path:
+        missing = call(small, route, str(small.library.new().job_id), token)
+        assert response.status_code == missing.status_code
+        ids = {"request_id": None}
+        assert response.json() | ids == missing.json() | ids
+        assert response.json()["code" if line.hidden == NOT_FOUND else "answer"] in (
+            NOT_FOUND, "unknown",
+        )  # fmt: skip
+    elif who == "another type":
+        assert (response.status_code, response.json()["code"]) == (403, "forbidden")
+    else:
+        assert (response.status_code, response.json()) == (200, line.hidden)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None, "", "Bearer", "Bearer ", "Basic dG9jOnRvYw==", "Bearer toc_x_y", "Bearer toc_" + "x" * 10_000,
+        "Bearer {token}x", "Bearer {short}", "Token {token}", "Bearer {token}, Bearer {token}", "{token}",
+    ],
+)  # fmt: skip
+def test_a_wrong_header_gets_401_everywhere(small: WebWorld, header: str | None) -> None:
+    job_id = small.schedule()
+    assert small.admin is not None
+    text = None if header is None else header.format(token=small.admin, short=small.admin[:-1])
+    client = small.open_client(None)
+    for route in scoped_routes():
+        line = CALLS[route.method, route.path]
+        headers = {} if text is None else {"Authorization": text}
+        path = line.path.replace("{id}", job_id)
+        response = client.request(route.method, path, json=line.body, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (401, "unauthenticated"), route
+        assert response.headers["www-authenticate"].startswith("Bearer")
+        if text and "toc_" in text:
+            assert text not in response.text
+    assert small.library.count() == 1
+    assert "token" not in small.client.get(f"/v1/jobs/{job_id}?token={small.admin}").json()
+
+
+def test_a_token_in_the_query_or_in_two_headers_does_not_count(small: WebWorld) -> None:
+    client = small.open_client(None)
+    assert client.get(f"/v1/types?token={small.admin}").status_code == 401
+    assert client.get("/v1/types", headers={"X-Token": str(small.admin)}).status_code == 401
+
+
+# ---- without any token
+
+
+def test_without_tokens_only_programs_on_this_machine_are_served(small_library: Any) -> None:
+    with WebWorld(small_library, tokens=False) as web:
+        assert web.schedule()
+        for address in (("192.0.2.7", 1), ("testclient", 1), ("::ffff:192.0.2.7", 1), None):
+            response = web.open_client(None, address).get("/v1/types")
+            assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
+        for name in ("X-Forwarded-For", "Forwarded", "Via", "Origin"):
+            assert web.get("/v1/types", headers={name: "127.0.0.1"}).status_code == 401
+        assert web.open_client(None, ("::1", 1)).get("/v1/types").status_code == 200
+        # A wrong token is wrong, even here; and with the first token nobody is served without one.
+        assert web.get("/v1/types", token="toc_x_y").status_code == 401
+        token = web.make_token()
+        assert web.get("/v1/types").status_code == 401
+        assert web.get("/v1/types", token=token).status_code == 200
+
+
+def test_a_name_of_the_settings_is_served_but_not_without_a_token(small_library: Any) -> None:
+    with WebWorld(small_library, tokens=False, hosts=("toc.example.com",)) as web:
+        there = {"Host": "toc.example.com"}
+        assert web.get("/v1/types", headers=there).status_code == 401
+        assert web.get("/v1/health", headers=there).status_code == 200
+        assert web.get("/v1/types").status_code == 200
+
+
+# ---- the audit
+
+
+def test_calls_of_consequence_and_refused_ones_stand_in_the_audit(web: WebWorld) -> None:
+    token = web.make_token(["cancel"], ["order.*"])
+    token_id = token.split("_")[1]
+    job_id = web.schedule()
+    web.post(f"/v1/jobs/{job_id}:cancel", token=token, headers={"X-Request-ID": "r-1"})
+    web.post(f"/v1/jobs/{job_id}:cancel", token=token)
+    web.post("/v1/jobs", JOB, token=token)
+    web.get("/v1/types", token="toc_x_y")
+    web.get(f"/v1/jobs/{job_id}")
+    rows = web.audit()
+    assert [(row[3], row[6], row[5]) for row in rows] == [
+        ("jobs.schedule", "inserted", 1),
+        ("jobs.cancel", "cancelled", 1),
+        ("jobs.cancel", "already_cancelled", 0),
+        ("jobs.schedule", "forbidden", None),
+        ("GET /v1/types", "unauthenticated", None),
+    ]
+    assert [row[0] for row in rows[1:]] == [token_id, token_id, token_id, None]
+    assert {row[1] for row in rows[:4]} == {"test"}
+    assert {row[2] for row in rows} == {"127.0.0.1"}
+    assert rows[1][4] == job_id
+    assert rows[1][7] == "r-1"
+    assert not any(token.split("_")[2] in str(row) for row in rows)
