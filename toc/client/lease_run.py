@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from toc.client.leases import Lease
-from toc.domain.retry_policies import ATTEMPTS_MAX
+from toc.client.leases import Lease, PullType
 from toc.handlers.registry import HandlerSpec
 from toc.worker.job_run import JobRun
 
@@ -32,15 +31,23 @@ class LeaseRun(JobRun):
         return self.started_s > 0 and now_s - self.started_s > self.timeout_s
 
 
-def make_lease_run(lease: Lease, spec: HandlerSpec, now_s: float, now_ms: int) -> LeaseRun:
-    """The run of a lease that has just arrived: by the monotonic clock at `now_s`.
+def make_lease_run(
+    lease: Lease, spec: HandlerSpec, declared: PullType, lease_s: float, now_s: float, now_ms: int
+) -> LeaseRun:
+    """The run of a lease of `lease_s` that has just arrived: at `now_s` by the monotonic clock.
 
-    now_ms: this machine's time; delays are told to the server as seconds, so it need not be right.
+    What the type's declaration says wins over what the handler was registered with. The lease counts from its
+    arrival: the server sends a lease at once, and the token protects the job if the network held it up.
+    now_ms: this machine's time; the server gets delays as seconds, so it need not be right.
     """
-    # The server counts the attempts.
-    spec = replace(spec, biz_type=lease.job.biz_type, max_attempts=ATTEMPTS_MAX + 1)
+    spec = replace(
+        spec,
+        biz_type=lease.job.biz_type,
+        timeout_s=declared.timeout_s,
+        max_attempts=declared.max_attempts,
+    )
     return LeaseRun(
         lease.job, spec, topic="", database=0, token=lease.token, claimed_ms=now_ms,
-        lease_end_s=now_s + lease.lease_s, asked_s=now_s, queued_s=now_s, control=lease.control,
-        lease_s=lease.lease_s,
+        lease_end_s=now_s + lease_s, asked_s=now_s, queued_s=now_s, control=lease.control,
+        asked_wall_ms=now_ms, lease_s=lease_s,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from toc.client.leases import (
 from toc.client.transport import AsyncTransport
 from toc.client.verbs import Steps
 from toc.errors import TocError
-from toc.handlers.verdicts import Retry
+from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
@@ -28,7 +28,9 @@ from toc.store.claims import Outcome, OutcomeKind
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0  # between two tries to end the leases of one batch
-_THEN = {OutcomeKind.BURY: "dead", OutcomeKind.DROP: "cancelled", OutcomeKind.SNOOZE: "snooze"}
+
+
+_THEN = {Dead: "dead", Drop: "cancelled", Snooze: "snooze"}
 
 
 class Ending(NamedTuple):
@@ -149,7 +151,6 @@ def make_ending(run: LeaseRun, result: object, outcome: Outcome, now_ms: int) ->
     if outcome.kind is OutcomeKind.SNOOZE:
         after_s = max(0.0, (outcome.due_ms - now_ms) / 1000)
     reason = outcome.error[:REASON_CHARS_MAX].strip() or None
-    content = item_content(
-        job_id, token, reason=reason, retry_after_s=after_s, then=_THEN.get(outcome.kind)
-    )
+    then = next((name for kind, name in _THEN.items() if isinstance(result, kind)), None)
+    content = item_content(job_id, token, reason=reason, retry_after_s=after_s, then=then)
     return Ending(run, "fail", content)

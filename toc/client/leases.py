@@ -6,22 +6,48 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from toc.client.http_call import HttpCall, encode_body
+from toc.client.verbs import Steps
 from toc.client.wire_jobs import parse_time_ms
 from toc.domain.job import Job, Status
 from toc.domain.run_control import RunControl
-from toc.errors import RequestFailed
+from toc.errors import InvalidInput, RequestFailed
 
 SettleVerb = Literal["finish", "fail", "release", "extend"]
 REASON_CHARS_MAX = 1000
 
 
 class Lease(NamedTuple):
-    """A leased job. `lease_s`: how long the lease lasts from its claim on. `token`: settles it; a secret."""
+    """A leased job. `token`: settles the lease; a secret."""
 
     job: Job
     control: RunControl
     token: str
-    lease_s: float
+
+
+class PullType(NamedTuple):
+    """What the declaration of a type says."""
+
+    timeout_s: float
+    max_attempts: int
+
+
+def read_pull_types(names: Sequence[str]) -> Steps[dict[str, PullType]]:
+    """Asks for the declarations of types. Raises InvalidInput for one that is no declared pull type."""
+    document = yield HttpCall("GET", "/v1/types", is_repeatable=True)
+    try:
+        found = {each["name"]: each for each in document["types"]}
+        for name in names:
+            if name not in found or found[name]["mode"] != "pull":
+                rule = "must be declared as a pull type, and the token must be for it"
+                raise InvalidInput("biz_type", name, rule)
+        return {
+            name: PullType(float(found[name]["timeout_s"]), int(found[name]["max_attempts"]))
+            for name in names
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RequestFailed(
+            f"this release does not understand the types of the server ({type(error).__name__}: {error})"
+        ) from None
 
 
 def lease_call(
@@ -64,7 +90,7 @@ def _parse_lease(document: Any, control: RunControl) -> Lease:
         tenant=document["tenant"],
         _control=control,
     )
-    return Lease(job, control, str(document["token"]), float(document["lease_s"]))
+    return Lease(job, control, str(document["token"]))
 
 
 def settle_call(verb: SettleVerb, contents: Sequence[bytes]) -> HttpCall:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from toc.client.http_call import CallFailure, HttpAnswer, HttpCall, read_document
+from toc.client.http_call import HttpAnswer, HttpCall, read_document
 from toc.client.lease_extension import LeaseExtension
 from toc.client.lease_run import LeaseRun, make_lease_run
 from toc.client.lease_settler import LeaseSettler
-from toc.client.leases import Lease, lease_call, parse_leases
+from toc.client.leases import Lease, PullType, lease_call, parse_leases, read_pull_types
+from toc.client.pauses import Pauses
 from toc.client.server_address import ServerAddress
 from toc.client.transport import AsyncTransport, Wiring
 from toc.errors import InvalidInput, TocError
@@ -36,7 +37,8 @@ log = logging.getLogger(__name__)
 LAST_CALLS_S = 5.0  # of a stop, to end the last leases
 MARGIN_PART = 4  # a handler starts only if a third of its lease is left and a fourth of it besides
 QUICK_S = 0.2  # an empty answer that came sooner is followed by a pause
-_rng = random.SystemRandom()
+LEASE_S_MIN = 1.0  # the server gives no shorter leases
+TYPES_AGE_S = 60.0  # then the declarations are read again
 
 
 class RemoteWorker:
@@ -74,6 +76,8 @@ class RemoteWorker:
         self._thread = threading.Thread(target=self._run_loop, name="toc-remote", daemon=True)
         self._is_draining = False  # no handler starts any more
         self._has_leased = False
+        self._types: dict[str, PullType] = {}
+        self._types_read_s = 0.0
         self._transport = AsyncTransport(Wiring(address, settings.client, ca_file))
         self._settler = LeaseSettler(
             self._transport, settings.client, self._clock, self._forget_run
@@ -146,11 +150,7 @@ class RemoteWorker:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        works = [self._settler.run(), self._extension.run(), self._end.wait()]
-        for is_async in (False, True):
-            types = sorted(it.biz_type for it in self._handlers if it.is_async is is_async)
-            if types:
-                works.append(self._fetch_jobs(types, is_async))
+        works = [self._settler.run(), self._extension.run(), self._lease_jobs(), self._end.wait()]
         tasks = [asyncio.ensure_future(work) for work in works]
         self._is_ready.set()
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -161,36 +161,70 @@ class RemoteWorker:
         for task in done:
             task.result()
 
-    async def _fetch_jobs(
-        self, types: Sequence[str], is_async: bool
-    ) -> None:
-        """Leases jobs of some types for as many handlers as may start, until the worker stops."""
-        client, pause_s = self._settings.client, 0.0
+    async def _lease_jobs(self) -> None:
+        """Leases jobs until the worker stops: with a waiting call for each group of types."""
+        if await self._read_types():
+            groups: dict[tuple[bool, float], list[str]] = defaultdict(list)
+            for spec in self._handlers:
+                groups[spec.is_async, self._lease_s_of(spec.biz_type)].append(spec.biz_type)
+            tasks = [
+                asyncio.create_task(self._lease_group(types, is_async, len(groups)))
+                for (is_async, _), types in groups.items()
+            ]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        await self._end.wait()
+
+    async def _read_types(self) -> bool:
+        """Reads the declarations of the handlers' types; tries until it has them. False: the worker stops."""
+        pauses = Pauses(self._settings.client, self._stop)
+        names = [spec.biz_type for spec in self._handlers]
+        while not self._stop.is_set():
+            try:
+                self._types = await self._transport.run_verb(read_pull_types(names))
+                self._types_read_s = self._clock.monotonic_s()
+                return True
+            except TocError as error:
+                self._handle_error(error)
+            await pauses.wait_after_failure()
+        return False
+
+    def _lease_s_of(self, biz_type: str) -> float:
+        """How long a lease of a type lasts: the server refuses more than the type's timeout."""
+        return max(LEASE_S_MIN, min(self._settings.worker.lease_s, self._types[biz_type].timeout_s))
+
+    async def _lease_group(self, types: Sequence[str], is_async: bool, groups: int) -> None:
+        """Leases jobs of some types for as many handlers as may start, until the worker stops.
+
+        The groups share the handlers, so a group leases at most its share of the free ones at a time.
+        """
+        client, pauses = self._settings.client, Pauses(self._settings.client, self._stop)
         while not self._stop.is_set():
             free = self._count_free_places(is_async)
             if free <= 0:
                 self._places.clear()
                 await _wait_for_any(self._places, self._stop)
                 continue
-            call = lease_call(
-                types, min(free, client.lease_max), client.wait_s, self._settings.worker.lease_s,
-                client.read_s,
-            )  # fmt: skip
+            lease_s = min(map(self._lease_s_of, types))
+            jobs_max = min(max(1, free // groups), client.lease_max)
+            call = lease_call(types, jobs_max, client.wait_s, lease_s, client.read_s)
             began_s = self._clock.monotonic_s()
             leases = await self._ask_for_leases(call)
             if leases is None:
-                pause_s = min(client.retry_s_max, max(2 * pause_s, client.retry_s))
-            else:
-                self._has_leased = True
-                self._start_runs(leases)
-                is_quick = self._clock.monotonic_s() - began_s < min(QUICK_S, client.wait_s)
-                pause_s = client.retry_s if not leases and is_quick else 0.0
-            if pause_s:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s * _rng.uniform(0.5, 1.0)):
-                        await self._stop.wait()
-
-        await self._end.wait()
+                await pauses.wait_after_failure()
+                await self._read_types()  # a declaration may have changed
+                continue
+            pauses.reset()
+            self._has_leased = True
+            self._start_runs(leases, lease_s)
+            now_s = self._clock.monotonic_s()
+            if not leases and now_s - began_s < min(QUICK_S, client.wait_s):
+                await pauses.wait_after_failure()  # the server stops: it answers all that wait
+            if now_s - self._types_read_s > TYPES_AGE_S:
+                await self._read_types()
 
     def _count_free_places(self, is_async: bool) -> int:
         """How many more handlers may start. Stuck threads have substitutes."""
@@ -201,9 +235,7 @@ class RemoteWorker:
         )
         return self._capacity[is_async] - taken
 
-    async def _ask_for_leases(
-        self, call: HttpCall
-    ) -> list[Lease] | None:
+    async def _ask_for_leases(self, call: HttpCall) -> list[Lease] | None:
         """The leases that the server gives; None: the call failed. A stop ends a call that still waits."""
         has_begun = asyncio.Event()
         sending = asyncio.create_task(self._transport.send(call, has_begun.set))
@@ -216,32 +248,33 @@ class RemoteWorker:
             found = await sending
             if isinstance(found, HttpAnswer):
                 return parse_leases(read_document(found), self._settings.worker.extend_s_max)
-            self._handle_failure(found)
+            self._handle_error(found.error)
         except asyncio.CancelledError:
             if not self._stop.is_set():
                 raise
         except TocError as error:
-            self._handle_failure(CallFailure(error))
+            self._handle_error(error)
         return None
 
-    def _handle_failure(self, failure: CallFailure) -> None:
-        error = failure.error
-        if not failure.may_pass and not self._has_leased and self.failure is None:
+    def _handle_error(self, error: TocError) -> None:
+        """Logs an error. Before the first lease, an error that a repetition does not help ends the worker."""
+        if self._has_leased or error.retryable:
+            text = "no jobs can be leased now; the worker tries on: %s"
+            self._log_throttle.warning(error.code, text, error)
+        elif self.failure is None:
             self.failure = error
             self._stop.set()
             self._ended_by_itself()
-        else:
-            text = "no jobs can be leased now; the worker tries on: %s"
-            self._log_throttle.warning(error.code, text, error)
 
-    def _start_runs(self, leases: Sequence[Lease]) -> None:
+    def _start_runs(self, leases: Sequence[Lease], lease_s: float) -> None:
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         for lease in leases:
             spec = self._handlers.get(lease.job.biz_type)
-            if spec is None:
+            if spec is None or lease.job.biz_type not in self._types:
                 log.error("job %d of %s was not asked for", lease.job.job_id, lease.job.biz_type)
                 continue
-            run = make_lease_run(lease, spec, now_s, now_ms)
+            declared = self._types[lease.job.biz_type]
+            run = make_lease_run(lease, spec, declared, lease_s, now_s, now_ms)
             self._held[id(run)] = run
             self._pool.enqueue(run)
 

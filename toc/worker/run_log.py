@@ -78,8 +78,8 @@ class RunLog:
             what = escape_to_one_line(outcome.error.partition("\n")[0])[:LOGGED_ERROR_CHARS_MAX]
             is_shown = self._may_log_traceback(run.job.biz_type)
             log.warning(
-                "%s failed in attempt %d: %s; the server decides about the next one",
-                _describe_run(run), run.job.attempts, what,
+                "%s failed in attempt %d of %d: %s; the server decides when the next one is",
+                *_attempt_log_fields(run), what,
                 exc_info=result if is_shown and _is_traceback_encodable(result) else None,
                 extra=log_fields_of_job(run.job),
             )  # fmt: skip
