@@ -100,8 +100,8 @@ class LossyProxy:
     The whole request has reached the server, and the server has answered, before the cut.
     """
 
-    def __init__(self, port: int, losses: int) -> None:
-        self._port, self._left = port, losses
+    def __init__(self, port: int, losses: int, path: bytes = b"/") -> None:
+        self._port, self._left, self._start = port, losses, b"POST " + path
         self.cut = 0
         self.spare = 0
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -137,9 +137,9 @@ class LossyProxy:
                 answer = b""
                 while not _is_complete(answer):
                     answer += server.recv(1_000_000)
-                if head.startswith(b"POST") and self.spare > 0:
+                if head.startswith(self._start) and self.spare > 0:
                     self.spare -= 1
-                elif head.startswith(b"POST") and self._left > 0:
+                elif head.startswith(self._start) and self._left > 0:
                     self._left -= 1
                     self.cut += 1
                     return

@@ -18,6 +18,7 @@ from toc.client.leases import (
 )
 from toc.client.transport import AsyncTransport
 from toc.client.verbs import Steps
+from toc.domain.retry_policies import DELAY_S_MAX
 from toc.errors import TocError
 from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
 from toc.runtime.client_settings import ClientSettings
@@ -148,7 +149,9 @@ def make_ending(run: LeaseRun, result: object, outcome: Outcome, now_ms: int) ->
     if outcome.kind is OutcomeKind.GIVE_BACK:
         return Ending(run, "release", item_content(job_id, token))
     after_s = result.after_s if isinstance(result, Retry) else None
-    if outcome.kind is OutcomeKind.SNOOZE:
+    if after_s is not None:
+        after_s = min(after_s, DELAY_S_MAX)
+    if isinstance(result, Snooze) and outcome.kind is OutcomeKind.SNOOZE:
         after_s = max(0.0, (outcome.due_ms - now_ms) / 1000)
     reason = outcome.error[:REASON_CHARS_MAX].strip() or None
     then = next((name for kind, name in _THEN.items() if isinstance(result, kind)), None)

@@ -105,8 +105,8 @@ class RemoteWorker:
 
         Then `async` handlers are cancelled, and their jobs are released too. True: no handler runs any more.
         """
-        if self._thread.ident is None:
-            return True
+        if self._thread.ident is None or self._end.is_set():
+            return not self._running_runs()
         self._is_draining = True
         self._set_in_loop(self._stop)
         self._pool.give_back_waiting_runs()
