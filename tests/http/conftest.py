@@ -45,3 +45,14 @@ def small_library(_small_library: Library) -> Library:
 def small(small_library: Library) -> Iterator[WebWorld]:
     with WebWorld(small_library) as world:
         yield world
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebWorld]:
+    """One app for many tests: none of them changes a job that is not its own. Nothing resets it."""
+    folder: Path = tmp_path_factory.mktemp("http-shared")
+    library = Library([f"sqlite:///{folder}/toc.db"])
+    limits = {"failed_logins_per_min": 100_000, "calls_per_s": 1e6, "calls_per_s_all": 1e6}
+    with WebWorld(library, limits=limits) as world:
+        yield world
+    library.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -159,8 +160,9 @@ class WebWorld:
     def audit(self) -> list[Any]:
         """The entries of the audit, oldest first, after all have been written."""
         audit = self.backend.access.audit
-        while audit.waiting:
-            audit.run_once()
+        while audit.waiting:  # its thread writes
+            audit.wake()
+            time.sleep(0.01)
         rows: list[Any] = []
         for database in self.library.databases:
             with database.engine.begin() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from contextlib import suppress
 
@@ -15,10 +16,13 @@ from toc.domain.routing import routing_hash_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.http.database_calls import DatabaseCalls
-from toc.http.declared import Catalogue, open_catalogue
+from toc.leases.lease_server import LeaseServer
+from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+
+log = logging.getLogger(__name__)
 
 CONNECTIONS = 4  # of the audit, the tokens and the catalogue: they must not wait for those of calls
 EXPLANATIONS_MAX = 4  # at the same time: each opens connections to all servers
@@ -35,11 +39,12 @@ class Backend:
         self.async_center = AsyncTimeoutCenter(self.center)
         self.databases = Databases.from_settings(settings, self.clock, pool_size=CONNECTIONS)
         self.access = Access(settings, self.databases, self.clock)
-        self.catalogue: Catalogue = open_catalogue(settings, self.databases)
+        self._lease_node = LeaseNode(settings, clock=self.clock)
+        self.catalogue = self._lease_node.catalogue
         self.calls = DatabaseCalls(settings)
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
         self._start_lock = threading.Lock()
-        self._is_started = False
+        self._is_started = self._has_leases = False
         self._health = HealthProbe(self)
 
     # ---- life
@@ -56,6 +61,16 @@ class Backend:
                 self.access.start()
                 self._is_started = True
 
+    def start_leases(self) -> None:
+        """Starts the lease server, unless a server that it needs is away: then the first lease call does.
+
+        `toc web` calls this at its start, so that the timers of pull types are armed before a consumer comes.
+        """
+        try:
+            self._start_leases_once()
+        except TocError as error:
+            log.warning("no leases yet, the next call for one tries again: %s", error)
+
     async def stop(self) -> None:
         """Waits for the calls that run, writes the audit, disconnects."""
         await self.async_center.close()
@@ -63,10 +78,26 @@ class Backend:
         def stop_parts() -> None:
             self.calls.close()
             self.access.stop()
-            self.catalogue.stop()
+            self._lease_node.stop()
             self.databases.close()
 
         await asyncio.to_thread(stop_parts)
+
+    def answer_waiting_consumers(self) -> None:
+        """Ends all long polls, now and later. Any thread."""
+        self._lease_node.server.answer_waiting_consumers()
+
+    async def lease_server(self) -> LeaseServer:
+        """The lease server. Raises StoreUnavailable or SchemaMismatch while it cannot be started."""
+        if not self._has_leases:
+            await asyncio.to_thread(self._start_leases_once)
+        return self._lease_node.server
+
+    def _start_leases_once(self) -> None:
+        with self._start_lock:
+            if not self._has_leases:
+                self._lease_node.start()
+                self._has_leases = True
 
     # ---- which database
 

@@ -36,7 +36,7 @@ class Call:
 class Reply:
     """The answer to a call.
 
-    outcome, target, rows_changed: for the audit.
+    outcome, target, rows_changed: for the audit. is_worth_auditing: False: it changed nothing.
     """
 
     document: Any
@@ -45,6 +45,7 @@ class Reply:
     outcome: str = "ok"
     target: str | None = None
     rows_changed: int | None = None
+    is_worth_auditing: bool = True
 
 
 Action = Callable[["Backend", Call], Awaitable[Reply]]

@@ -10,21 +10,9 @@ from toc.access.caller import Caller, Scope
 from toc.domain.declared_type import DeclaredType, check_payload
 from toc.errors import InvalidInput
 from toc.http.problems import Problem
-from toc.node.type_catalogue import TypeCatalogue
-from toc.runtime.settings import Settings
-from toc.store.databases import Databases
-from toc.store.declared_types import DeclaredTypeCache
 
 if TYPE_CHECKING:
     from toc.http.backend import Backend
-
-Catalogue = TypeCatalogue
-
-
-def open_catalogue(settings: Settings, databases: Databases) -> Catalogue:
-    """The catalogue of this process. It only reads: workers complete the copies."""
-    cache = DeclaredTypeCache(databases)
-    return TypeCatalogue(databases, cache, settings.catalogue.refresh_s, completes=False)
 
 
 def require_type(backend: Backend, caller: Caller, scope: Scope, biz_type: str) -> DeclaredType:

@@ -85,8 +85,10 @@ class Endpoint:
         finally:
             if place is not None and not place.filled:
                 self._end_unfilled(place, caller, address, request)
-        if place is not None:
+        if place is not None and reply.is_worth_auditing:
             place.record(self._entry(caller, address, reply.outcome, request, reply))
+        elif place is not None:
+            place.release()
         return document_response(reply, headers)
 
     # ---- who calls

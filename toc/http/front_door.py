@@ -55,6 +55,7 @@ class FrontDoor:
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "wrong_host",
                 "the header Host must name this server (web.hosts)",
+                headers={"Connection": "close"},
             )
             await problem_response(problem, request_id)(scope, receive, send_with_id)
             return

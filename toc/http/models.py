@@ -225,6 +225,116 @@ class ExplanationOut(_Answer):
     missing: Annotated[list[str], Field(description="Servers that did not answer.")]
 
 
+# ---- leases
+
+
+class LeaseIn(_Request):
+    """Asks for due jobs of pull types; waits for them up to `wait_s` seconds."""
+
+    types: Annotated[
+        list[str], Field(min_length=1, max_length=1000, description="Declared pull types.")
+    ]
+    max: Annotated[
+        int, Field(ge=1, le=1000, description="Jobs, at most: up to leases.jobs_max.")
+    ] = 1
+    wait_s: Annotated[
+        float | int, Field(ge=0, le=3600, description="Up to leases.wait_s_max; 0: answer at once.")
+    ] = 0
+    lease_s: Annotated[
+        float | int | None,
+        Field(
+            gt=0, le=86_400, description="How long the leases last (default: the type's timeout)."
+        ),
+    ] = None
+
+
+class LeaseOut(_Answer):
+    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret."""
+
+    job_id: str
+    token: str
+    lease_until: str
+    attempt: int
+    biz_id: str
+    biz_id_is_text: bool
+    biz_type: str
+    tenant: str | None
+    action_time: str
+    payload: dict[str, Any]
+
+
+class LeasesOut(_Answer):
+    """The leased jobs; none if no job came due in time."""
+
+    leases: list[LeaseOut]
+
+
+Token = Annotated[str, Field(min_length=1, max_length=96, description="The token of the lease.")]
+
+
+class FinishItem(_Request):
+    """A lease that ends as done."""
+
+    job_id: JobId
+    token: Token
+
+
+class FailItem(FinishItem):
+    """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`."""
+
+    reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
+    retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
+
+
+class ExtendItem(FinishItem):
+    """A lease that lasts until `lease_s` from now (default: the type's timeout)."""
+
+    lease_s: Annotated[float | int | None, Field(gt=0, le=86_400)] = None
+
+
+class FinishIn(_Request):
+    """Leases that end as done."""
+
+    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class FailIn(_Request):
+    """Attempts that failed."""
+
+    items: Annotated[list[FailItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class ExtendIn(_Request):
+    """Leases to extend."""
+
+    items: Annotated[list[ExtendItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class ReleaseIn(_Request):
+    """Leases to give back: due at once, the attempt is not counted."""
+
+    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+
+
+class LeaseResult(_Answer):
+    """What became of one lease.
+
+    lost: the token is not, or not any more, that of a running lease: nothing was changed. limit: the attempt
+    has lasted as long as extensions allow. unknown: no such job that you may see. unavailable: its database
+    does not answer: call again.
+    """
+
+    job_id: str
+    outcome: Literal["settled", "extended", "released", "lost", "limit", "unknown", "unavailable"]
+    lease_until: str | None = None
+
+
+class LeaseResults(_Answer):
+    """The results in the order of the items."""
+
+    results: list[LeaseResult]
+
+
 # ---- types, health
 
 

@@ -17,6 +17,7 @@ from toc.errors import (
     DuplicateJob,
     InvalidInput,
     NotFound,
+    Overloaded,
     StoreUnavailable,
     TocError,
     TooManyCalls,
@@ -103,6 +104,8 @@ def problem_of(error: BaseException) -> Problem:
             headers={"Retry-After": str(math.ceil(error.retry_after_s))},
             rule=f"web.limits.{error.limit}",
         )
+    if isinstance(error, Overloaded):
+        return overloaded("the server has too many calls of this kind")
     if isinstance(error, TimeoutError):
         return Problem(
             HTTPStatus.SERVICE_UNAVAILABLE,

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from toc.http import job_calls, job_verbs, type_calls
+from toc.http import job_calls, job_verbs, lease_calls, type_calls
 from toc.http.call import Route
 from toc.http.models import (
     AnswerOut,
     BusinessIn,
     BusinessRescheduleIn,
     ExplanationOut,
+    ExtendIn,
+    FailIn,
+    FinishIn,
     HealthOut,
     JobIn,
     JobOut,
     JobResults,
     JobsIn,
     JobsOut,
+    LeaseIn,
+    LeaseResults,
+    LeasesOut,
     ReasonIn,
+    ReleaseIn,
     RescheduleIn,
     ScheduledOut,
     TypesOut,
@@ -95,6 +102,29 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/types/{biz_type}/jobs:run_now", job_verbs.run_now_by_key, AnswerOut,
         "Make the live job of a business id (and key) due now.",
         scope="operate", bodies=(BusinessIn,), audited="jobs.run_now",
+    ),
+    Route(
+        "POST", "/v1/leases", lease_calls.lease_jobs, LeasesOut,
+        "Lease due jobs of pull types; waits for them.",
+        scope="consume", bodies=(LeaseIn,), audited="leases.lease", is_long_poll=True,
+    ),
+    Route(
+        "POST", "/v1/leases:finish", lease_calls.finish_leases, LeaseResults, "End leased jobs as done.",
+        scope="consume", bodies=(FinishIn,), audited="leases.finish",
+    ),
+    Route(
+        "POST", "/v1/leases:fail", lease_calls.fail_leases, LeaseResults,
+        "End attempts as failed: another one follows, until the attempts are used up.",
+        scope="consume", bodies=(FailIn,), audited="leases.fail",
+    ),
+    Route(
+        "POST", "/v1/leases:extend", lease_calls.extend_leases, LeaseResults, "Move the ends of leases.",
+        scope="consume", bodies=(ExtendIn,), audited="leases.extend",
+    ),
+    Route(
+        "POST", "/v1/leases:release", lease_calls.release_leases, LeaseResults,
+        "Give jobs back: due at once, the attempt is not counted.",
+        scope="consume", bodies=(ReleaseIn,), audited="leases.release",
     ),
     Route(
         "GET", "/v1/types", type_calls.list_types, TypesOut,

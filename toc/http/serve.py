@@ -56,6 +56,7 @@ class WebServer:
             self._socket.close()
             raise SettingsError(f"web.tls_cert, web.tls_key: cannot be used: {error}") from error
         self.backend.start()
+        self.backend.start_leases()
         self._thread.start()
         log.info("HTTP on %s%s", self.url, "" if self.has_tokens else f": {NO_TOKENS}")
 
@@ -69,6 +70,7 @@ class WebServer:
 
     def stop(self) -> bool:
         """Takes no further calls, and waits for those that run. Returns whether all have ended."""
+        self.backend.answer_waiting_consumers()
         self._server.should_exit = True
         if self._thread.ident is None:
             self._socket.close()

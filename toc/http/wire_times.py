@@ -60,6 +60,12 @@ def format_time(ms: int | None) -> str | None:
     return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def format_datetime(moment: datetime) -> str:
+    """An aware datetime as RFC 3339 in UTC."""
+    text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
 def _fraction_of_second(digits: str | None) -> timedelta:
     """The digits after the decimal point, rounded up to microseconds: a job is never early."""
     nanoseconds = int((digits or "0").ljust(9, "0"))

@@ -108,6 +108,10 @@ class LeaseServer:
         ended &= stop_services(self._corrections, 5.0)
         return self._acks.stop(5.0) and ended
 
+    def answer_waiting_consumers(self) -> None:
+        """Ends all waits, now and later, as the first step of a stop. Any thread."""
+        self._context.room.close_all()
+
     @property
     def waiters_count(self) -> int:
         """How many calls of `lease` wait now."""
