@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
+        AccessUnavailable,
         ClaimLost,
         ClusterUnavailable,
         DuplicateJob,
@@ -107,9 +108,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter", "ClaimLost",
-    "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential", "Forbidden",
-    "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "PartlyScheduled",
+    "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
+    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
+    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "PartlyScheduled",
     "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
     "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
     "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",

@@ -157,7 +157,7 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     "toc_token": """
 CREATE TABLE IF NOT EXISTS toc_token (
     token_id       VARCHAR(16)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-    secret_hash    VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    token_hash     VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     owner          VARCHAR(64)   CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     scopes         VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
     biz_types      VARCHAR(1100) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -259,7 +259,7 @@ CREATE TABLE IF NOT EXISTS toc_purge (
     "toc_token": """
 CREATE TABLE IF NOT EXISTS toc_token (
     token_id       VARCHAR(16)   NOT NULL PRIMARY KEY,
-    secret_hash    VARCHAR(64)   NOT NULL,
+    token_hash     VARCHAR(64)   NOT NULL,
     owner          VARCHAR(64)   NOT NULL,
     scopes         VARCHAR(64)   NOT NULL,
     biz_types      VARCHAR(1100) NOT NULL,

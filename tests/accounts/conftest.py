@@ -19,7 +19,7 @@ from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.account_roles import JOBS, ROLES, grant_statements, quote_account
-from toc.store.archive_status import ARCHIVED
+from toc.store.archive_status import MARKS
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import job_table_name
 
@@ -61,8 +61,11 @@ class Place:
             "toc_event",
             "toc_purge",
             "toc_declared_type",
+            "toc_token",
+            "toc_audit",
         ]
-        marks = f"DELETE FROM toc_meta WHERE name IN ('{ARCHIVED}', '{RECONCILED}')"
+        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
+        marks = f"DELETE FROM toc_meta WHERE name IN ({names})"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)
 
     def drop_accounts(self) -> None:

@@ -12,21 +12,29 @@ from sqlalchemy.pool import NullPool
 from tests.accounts.conftest import Place
 from tests.contract.library import Library
 from tests.migration.conftest import VIEWS, run, scalar
+from toc.access.access import Access
+from toc.access.audit import AuditEntry
+from toc.access.caller import LOOPBACK_CALLER
+from toc.access.tokens import TokenStore
 from toc.center.center import TimeoutCenter
+from toc.domain.declared_type import DeclaredType
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import routing_bits_of
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store import archive_status, migrate, reconcile_status
+from toc.store import archive_status, declared_types, migrate, reconcile_status
 from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypeCache, DeclaredTypes
 from toc.store.ended_jobs import DAY_MS
+from toc.store.event_reader import EventRange, EventReader
 from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.store.schema_status import read_schema_statuses
+from toc.store.token_rows import record_last_use, revoke_tokens
 
 LATER = timedelta(days=1)
 
@@ -66,6 +74,18 @@ def client(place: Place, url: str) -> None:
         engine.dispose()
 
 
+def declare_types(library: Library) -> None:
+    """A change of a type, and its copy into a database that has missed the change."""
+    databases = library.databases
+    types = DeclaredTypes(databases, library.database_metadata.types, 1000)
+    name = new_type()
+    types.change(name, lambda now: DeclaredType(name, mode="pull"), "operator", "a test")
+    cache = DeclaredTypeCache(databases)
+    cache.read_copy(databases[0])
+    cache._copies[0].pop(name)
+    assert cache.complete_copy(databases[0]) == 1
+
+
 def operator(place: Place, url: str) -> None:
     """What a client does, and reconciliation: a repair, and its note. The commands are in test_roles."""
     client(place, url)
@@ -74,6 +94,11 @@ def operator(place: Place, url: str) -> None:
         dead = library.dead()
         run(place.url, f"DELETE FROM toc_dead_job WHERE job_id = {dead}")
         shard = library.databases.routing.shard_of_hash(routing_bits_of(dead))
+    finally:
+        library.close()
+    library = Library([url])
+    try:
+        declare_types(library)
     finally:
         library.close()
     databases = Databases.from_settings(place.settings(url), SystemClock())
@@ -94,6 +119,7 @@ def worker(place: Place, url: str) -> None:
     try:
         fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
         library.database_metadata.verify_and_record_meta(library.settings.facts | fact)
+        declare_types(library)
         for kind in OutcomeKind:
             job_id = library.running("token")
             assert library.settle(
@@ -102,14 +128,66 @@ def worker(place: Place, url: str) -> None:
         again = library.dead()
         assert library.jobs.redrive(again, library.now_ms)
         database = library.databases[0]
-        run(place.url, f"DELETE FROM toc_meta WHERE name = '{archive_status.ARCHIVED}'")
-        mine = archive_status.begin_archive_run(database)
-        assert archive_status.advance_archived_until(database, mine, library.now_ms)
+        for mark, event_id in (
+            (archive_status.ARCHIVED, None),
+            (archive_status.EVENTS_ARCHIVED, 7),
+        ):
+            run(place.url, f"DELETE FROM toc_meta WHERE name = '{mark}'")
+            mine = archive_status.begin_archive_run(database, mark)
+            now_ms = library.now_ms
+            assert archive_status.advance_archived_until(database, mine, now_ms, event_id)
+        # It locks rows, which needs no right but SELECT.
+        assert EventReader(database).read_day_checksums(EventRange(0, 2**62))
         reconcile_status.record_reconcile_result(
             library.databases, "agreed", 0, 0, 1.0, is_whole=True
         )
     finally:
         library.close()
+
+
+def web(place: Place, url: str) -> None:
+    """What clients may ask for: all of a worker; and the uses and revocations of tokens, and the audit."""
+    worker(place, url)
+    token_id = new_token(place)
+    databases = Databases.from_settings(place.settings(url), SystemClock())
+    access = Access(place.settings(url), databases, SystemClock())
+    try:
+        access.refresh_now()
+        used = {token_id: databases.now_ms()}
+        record_last_use(databases[0], used)
+        revoke_tokens(databases[0], [token_id])
+        access.audit.record(
+            AuditEntry(LOOPBACK_CALLER, "::1", "jobs.cancel", "1", 1, "cancelled", "r")
+        )
+        access.audit.run_once()
+    finally:
+        databases.close()
+
+
+def new_token(place: Place) -> str:
+    databases = Databases.from_settings(place.settings(place.url), SystemClock())
+    try:
+        return make_token(databases, "administrator")
+    finally:
+        databases.close()
+
+
+def make_token(databases: Databases, person: str) -> str:
+    store = TokenStore(databases, 1000, person)
+    made = store.create(owner="shop", scopes=["read"], biz_types=["*"], expires_in=LATER)
+    return made.token_id
+
+
+def tokens(place: Place, url: str) -> None:
+    """Makes, lists and revokes a token; a client's token cannot be made to last longer."""
+    databases = Databases.from_settings(place.settings(url), SystemClock())
+    try:
+        token_id = make_token(databases, "somebody")
+        store = TokenStore(databases, 1000, "somebody")
+        assert token_id in {token.caller.token_id for token in store.list()}
+        assert store.revoke(token_id).away == ()
+    finally:
+        databases.close()
 
 
 def purger(place: Place, url: str) -> None:
@@ -120,8 +198,17 @@ def purger(place: Place, url: str) -> None:
         library.dead()
     finally:
         library.close()
+    for _ in range(2):  # the newest token stays
+        run(
+            place.url,
+            f"UPDATE toc_token SET revoked_time = '2020-01-01' WHERE token_id = '{new_token(place)}'",
+        )
+    run(place.url, "UPDATE toc_audit SET audit_time = '2020-01-01'")
     age_by(place, 200)
-    assert pass_under(place, url) == PurgeResult(2, 1, 0)
+    columns = ", ".join(declared_types.COLUMNS)
+    rows = ", ".join(f"('t', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0)" for n in (1, 2))
+    run(place.url, f"INSERT INTO toc_declared_type ({columns}) VALUES {rows}")
+    assert pass_under(place, url) == PurgeResult(2, 2, 0, 0, 3)
     # What the count of deleted jobs needs.
     row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"
     run(url, row, row, "DELETE FROM toc_purge WHERE day < CURRENT_DATE - INTERVAL 1 YEAR")
@@ -182,5 +269,5 @@ def migrator(place: Place, url: str) -> None:
 
 DUTIES = {
     "client": client, "operator": operator, "worker": worker, "purger": purger, "reader": reader,
-    "migrator": migrator,
+    "migrator": migrator, "web": web, "tokens": tokens,
 }  # fmt: skip

@@ -9,17 +9,22 @@ from tests.accounts.conftest import Place
 from tests.migration.conftest import run
 from toc.store import declared_types
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.driver_errors import error_number
 from toc.store.schema import VERSION_TABLE
+from toc.store.token_rows import TOKEN_COLUMNS
 
 KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
     "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
-    VERSION_TABLE: "version_num",
+    "toc_token": "token_id", "toc_audit": "audit_id", VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {
     "toc_event": EVENT_COLUMNS, "toc_declared_type": declared_types.COLUMNS, "toc_meta": ("name", "value"),
+    "toc_token": TOKEN_COLUMNS, "toc_audit": AUDIT_COLUMNS,
 }  # fmt: skip
+SIGNED = {"toc_event": "event_id", "toc_audit": "audit_id", "toc_token": "revoked_time"}
+"""Tables with a column `account`, which the server fills, and another column that no INSERT may name."""
 
 
 def try_statements(table: str) -> dict[str, str]:
@@ -36,6 +41,10 @@ def try_statements(table: str) -> dict[str, str]:
     }
     if table == "toc_meta":
         found["UPDATE (value)"] = "UPDATE toc_meta SET value = value WHERE 1 = 0"
+    if table == "toc_token":
+        both = "last_used_time = NULL, revoked_time = NULL"
+        found["UPDATE (last_used_time, revoked_time)"] = f"UPDATE toc_token SET {both} WHERE 1 = 0"
+        found["UPDATE (revoked_time)"] = "UPDATE toc_token SET revoked_time = NULL WHERE 1 = 0"
     return found
 
 
@@ -53,9 +62,11 @@ def test_an_account_may_do_what_its_role_says_and_no_more(place: Place, role: st
     url = place.make(role)
     for table in KEYS:
         rights = {
-            right.partition(" (")[0] if table in ("toc_event", "toc_declared_type") else right
+            right.partition(" (")[0] if right.startswith("INSERT (") else right
             for right in ROLES[role].tables.get(JOBS if table.startswith("toc_job_") else table, ())
         } | set(ROLES[role].database)
+        if "UPDATE (last_used_time, revoked_time)" in rights:
+            rights.add("UPDATE (revoked_time)")
         for right, statement in try_statements(table).items():
             assert is_allowed(url, statement) == (right in rights), (role, statement)
     makes = "CREATE" in ROLES[role].database
@@ -65,25 +76,27 @@ def test_an_account_may_do_what_its_role_says_and_no_more(place: Place, role: st
     assert not is_allowed(url, "SELECT * FROM mysql.user")
 
 
-def test_nobody_changes_an_event_and_only_the_purger_deletes_one() -> None:
+@pytest.mark.parametrize("table", ["toc_event", "toc_audit"])
+def test_nobody_changes_an_event_and_only_the_purger_deletes_one(table: str) -> None:
     deletes = set()
     for name, role in ROLES.items():
-        rights = {*role.database, *role.tables.get("toc_event", ())}
+        rights = {*role.database, *role.tables.get(table, ())}
         assert not any(right.startswith("UPDATE") for right in rights), name
         if "DELETE" in rights:
             deletes.add(name)
     assert deletes == {"purger"}
 
 
-@pytest.mark.parametrize("role", ["client", "worker", "operator"])
+@pytest.mark.parametrize("role", ["client", "worker", "operator", "web", "tokens"])
 def test_what_the_server_says_of_an_event_is_not_for_the_account_to_say(
     place: Place, role: str
 ) -> None:
     url = place.make(role)
-    for column in ("event_id", "account"):
-        assert not is_allowed(
-            url, f"INSERT INTO toc_event ({column}) SELECT 1 FROM toc_meta WHERE 1 = 0"
-        )
+    for table, number in SIGNED.items():
+        for column in (number, "account"):
+            assert not is_allowed(
+                url, f"INSERT INTO {table} ({column}) SELECT 1 FROM toc_meta WHERE 1 = 0"
+            )
 
 
 def test_a_schema_with_a_similar_name_is_another_one(place: Place) -> None:

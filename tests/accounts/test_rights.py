@@ -35,7 +35,9 @@ def is_denied(duty: Duty, place: Place, url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("role", ["client", "worker", "operator", "reader", "purger"])
+@pytest.mark.parametrize(
+    "role", ["client", "worker", "web", "operator", "tokens", "reader", "purger"]
+)
 def test_each_right_is_needed(place: Place, role: str) -> None:
     url, duty = place.make(role), DUTIES[role]
     duty(place, url)

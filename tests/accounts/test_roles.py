@@ -150,7 +150,9 @@ def test_the_command_of_a_purger(place: Place, under: Under, toc: Toc) -> None:
         assert center.cancel(center.schedule(1, LATER))
     under(place.make("purger"))
     assert toc("purge", "--json").json == {
-        "databases": [{"database": 0, "jobs": 0, "events": 0, "held": 0}]
+        "databases": [
+            {"database": 0, "jobs": 0, "events": 0, "held": 0, "events_held": 0, "audited": 0}
+        ]
     }
     library = as_administrator(place)
     library.dead()
@@ -158,7 +160,7 @@ def test_the_command_of_a_purger(place: Place, under: Under, toc: Toc) -> None:
     age_by(place, 200)
     said = toc("purge")
     assert said.code == 0, said
-    assert re.search(r"0 +2 +2 +0 +done", said.out)
+    assert re.search(r"0 +2 +2 +0 +0 +0 +done", said.out)
     assert scalar(place.url, "SELECT COUNT(*) FROM toc_jobs") == 0
     assert scalar(place.url, "SELECT COUNT(*) FROM toc_dead_job") == 0
     assert scalar(place.url, "SELECT COUNT(*) FROM toc_event") == 0

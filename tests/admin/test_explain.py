@@ -19,8 +19,8 @@ from tests.worker.conftest import make_rig
 from tests.worker.rig import TYPE, Gate, Rig
 from tests.worker.waiting import wait_until
 from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
-from toc.cli.explain import _explanation_as_json, _explanation_as_text
 from toc.admin.job_meaning import JobMeaning, describe_job_state
+from toc.cli.explain import _explanation_as_json, _explanation_as_text
 from toc.domain.ids import JOB_ID_MAX, routing_bits_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch

@@ -12,8 +12,10 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
 COMMON = {"--help", "--json", "--verbose", "--log-json"}
 COMMANDS = ["dev", "worker", "migrate", "schedule", "cancel", "reschedule", "job show", "dead list",
             "dead redrive", "explain", "admin cancel", "admin postpone", "admin redrive", "sql",
-            "reconcile", "spark pack", "archive show", "archive begin", "archive forget", "nightly",
-            "purge", "grants", "slots", "nodes", "status", "doctor",
+            "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
+            "types apply", "types forget", "archive show", "archive begin", "archive forget", "nightly",
+            "purge", "grants",
+            "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 
 
@@ -25,7 +27,9 @@ def test_the_page_names_every_command(toc: Toc) -> None:
     assert [name for name in names if f"    toc {name}" not in PAGE] == []
 
 
-@pytest.mark.parametrize("group", ["", "job", "dead", "admin", "spark", "archive"])
+@pytest.mark.parametrize(
+    "group", ["", "job", "dead", "admin", "spark", "archive", "token", "audit", "types"]
+)
 def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
     listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
     assert listed

@@ -10,7 +10,8 @@ from sqlalchemy import create_engine
 
 from tests.cli.conftest import Toc
 from toc.cli import doctor
-from toc.cli.doctor import CheckResult, SetupChecker, find_worst_level
+from toc.cli.check_results import CheckResult
+from toc.cli.doctor import SetupChecker, find_worst_level
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.server_info import ServerInfo

@@ -17,7 +17,7 @@ def test_what_is_young_stays(toc: Toc, servers: dict[str, str]) -> None:
     cancel_one_of_each_database(toc)
     said = toc("purge", "--json")
     assert said.code == 0, said
-    none = {"jobs": 0, "events": 0, "held": 0}
+    none = {"jobs": 0, "events": 0, "held": 0, "events_held": 0, "audited": 0}
     assert said.json == {"databases": [{"database": 0, **none}, {"database": 1, **none}]}
 
 
@@ -44,7 +44,14 @@ def test_a_database_that_is_away_keeps_no_other(
     said = toc("purge", "--json")
     assert said.code == 3
     done, away = said.json["databases"]
-    assert done == {"database": 0, "jobs": 0, "events": 0, "held": 0}
+    assert done == {
+        "database": 0,
+        "jobs": 0,
+        "events": 0,
+        "held": 0,
+        "events_held": 0,
+        "audited": 0,
+    }
     assert "unable to open database file" in away["error"]
     assert "unable to open" in toc("purge").out
 

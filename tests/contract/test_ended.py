@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,17 +18,12 @@ from toc.store.archive_status import AHEAD_MS, EndedJobWindow
 from toc.store.claims import OutcomeKind
 from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import (
-    BOUNDS_MS,
     COLUMNS,
     DAY_MS,
-    HOUR_MS,
     TEXTS,
-    CreatedPerHour,
     DayChecksum,
-    EndedJobCount,
     EndedJobReader,
     IdRange,
-    possible_ids_of_created,
     possible_ids_of_ended,
 )
 
@@ -189,79 +183,6 @@ def test_jobs_of_a_clock_too_far_ahead_are_out_of_reach(
     window = EndedJobWindow(until_ms - 1000, until_ms)
     assert [row[0] for row in ended.read_ended_rows(0, possible_ids_of_ended(window), window)] == [
         near["job_id"]
-    ]
-
-
-def test_tallies_are_what_counting_gives(library: Library, ended: EndedJobReader) -> None:
-    rng = random.Random(3)  # noqa: S311 - a test
-    rows, base_ms = [], library.now_ms // DAY_MS * DAY_MS
-    for n in range(500):
-        action_ms = base_ms + rng.randrange(3 * HOUR_MS)
-        late_ms = rng.choice([-5, 0, 7_000_000, *BOUNDS_MS, *(bound + 1 for bound in BOUNDS_MS)])
-        rows.append(
-            {
-                "job_id": lowest_id_at(base_ms) + n,
-                "biz_id": n,
-                "type_no": rng.choice([1, 2]),
-                "status": rng.choice([0, 2, 2, 2, 3, 4]),
-                "action_time": sql_time_of_ms(action_ms),
-                "gmt_modified": sql_time_of_ms(base_ms + rng.randrange(2 * DAY_MS)),
-                "attempts": rng.choice([0, 1, 1, 1, 2]),
-                "claim_time": rng.choice([None, *[sql_time_of_ms(action_ms + late_ms)] * 4]),
-            }
-        )
-    write(library, 2, rows)
-    window = EndedJobWindow(base_ms, base_ms + 2 * DAY_MS)
-    found = ended.count_ended(2, possible_ids_of_ended(window), window)
-    assert Counter(found) == Counter(tallies_of(rows))
-
-
-def tallies_of(rows: Sequence[dict[str, Any]]) -> list[EndedJobCount]:
-    from toc.store.column_types import ms_of_sql_time  # noqa: PLC0415
-
-    groups: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
-    for row in rows:
-        if row["status"] < 2:
-            continue
-        action_ms, late = ms_of_sql_time(row["action_time"]), None
-        if row["status"] == 2 and row["attempts"] == 1 and row["claim_time"] is not None:
-            late = max(0, ms_of_sql_time(row["claim_time"]) - action_ms)
-        key = (
-            ms_of_sql_time(row["gmt_modified"]) // DAY_MS,
-            action_ms // HOUR_MS,
-            row["type_no"],
-            row["status"],
-            None if late is None else sum(late > bound for bound in BOUNDS_MS),
-        )
-        groups.setdefault(key, []).append((row["attempts"], late or 0))
-    return [
-        EndedJobCount(
-            *key, len(each), sum(a > 1 for a, _ in each), sum(x for _, x in each),
-            max(x for _, x in each),
-        )
-        for key, each in groups.items()
-    ]  # fmt: skip
-
-
-def test_jobs_are_counted_by_the_hour_in_which_they_were_made(
-    library: Library, ended: EndedJobReader
-) -> None:
-    since_ms = library.now_ms
-    for after_ms, type_no in [
-        (0, library.close_no),
-        (HOUR_MS - 1, library.close_no),
-        (HOUR_MS, library.report_no),
-        (2 * HOUR_MS, library.close_no),
-        (-1, library.close_no),
-    ]:
-        shard = library.shard(
-            made_at(library, library.pending(type_no=type_no), since_ms + after_ms)
-        )
-    window = EndedJobWindow(since_ms, since_ms + 2 * HOUR_MS)
-    hour = since_ms // HOUR_MS
-    assert sorted(ended.count_created(shard, possible_ids_of_created(window), window)) == [
-        CreatedPerHour(hour, library.close_no, 2),
-        CreatedPerHour(hour + 1, library.report_no, 1),
     ]
 
 

@@ -8,7 +8,7 @@ from tests.contract.library import Library
 from toc.domain.job import Status
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import read_events
-from toc.store.purge_pages import PurgeCandidate, PurgePages
+from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages
 
 DAY_MS = 86_400_000
 
@@ -82,6 +82,35 @@ def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
     assert library.row(dies_again).status == Status.DEAD
 
 
+def every(event_id: int, event_ms: int) -> bool:
+    """Whether an event may be deleted."""
+    return True
+
+
+def test_events_that_may_not_go_are_counted_and_do_not_stop_the_pass(
+    library: Library, purges: PurgePages
+) -> None:
+    job_id = library.pending(in_ms=DAY_MS)
+    database = library.home(job_id)
+    for n in range(5):
+        library.jobs.reschedule(job_id, library.now_ms + DAY_MS, str(n))
+        library.clock.advance(1)
+    events = library.sql(job_id, "SELECT event_id FROM toc_event ORDER BY event_id")
+    ids, ages = [row[0] for row in events], EventAges(library.now_ms, library.now_ms)
+    asked: list[tuple[int, int]] = []
+
+    def may_delete(event_id: int, event_ms: int) -> bool:
+        asked.append((event_id, event_ms))
+        return event_id == ids[3]
+
+    assert purges.delete_old_events(database, 0, ages, 3, may_delete) == (0, 3, ids[2])
+    assert purges.delete_old_events(database, ids[2], ages, 3, may_delete) == (1, 1, None)
+    start_ms = library.now_ms - 5000
+    assert asked == [(one, start_ms + 1000 * n) for n, one in enumerate(ids)]
+    left = library.sql(job_id, "SELECT event_id FROM toc_event ORDER BY event_id")
+    assert [row[0] for row in left] == [ids[0], ids[1], ids[2], ids[4]]
+
+
 def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
     job_id = library.pending(in_ms=DAY_MS)
     database = library.home(job_id)
@@ -90,12 +119,13 @@ def test_events_go_oldest_first(library: Library, purges: PurgePages) -> None:
         library.clock.advance(1)
     before_ms = library.now_ms - 2500  # three of them are older
     now_ms = library.now_ms
-    assert purges.delete_old_events(database, 0, 0, now_ms, 2) == (0, None)  # none is so old
-    deleted, after = purges.delete_old_events(database, 0, before_ms, now_ms, 2)
-    assert deleted == 2
+    none, ages = EventAges(0, now_ms), EventAges(before_ms, now_ms)
+    assert purges.delete_old_events(database, 0, none, 2, every) == (0, 0, None)
+    deleted, held, after = purges.delete_old_events(database, 0, ages, 2, every)
+    assert (deleted, held) == (2, 0)
     assert after is not None
-    assert purges.delete_old_events(database, after, before_ms, now_ms, 3) == (1, after + 3)
-    assert purges.delete_old_events(database, 0, before_ms, now_ms, 2) == (0, None)
+    assert purges.delete_old_events(database, after, ages, 3, every) == (1, 0, after + 3)
+    assert purges.delete_old_events(database, 0, ages, 2, every) == (0, 0, None)
     reasons = [event.reason or "" for event in read_events(database, job_id, 10)]
     assert [reason[-1] for reason in reasons] == ["3", "4"]
 
@@ -113,7 +143,8 @@ def test_events_of_a_clock_that_was_ahead_do_not_keep_the_others(
     now_ms, deleted = library.now_ms + 1, 0
     after: int | None = 0
     while after is not None:
-        some, after = purges.delete_old_events(database, after, now_ms, now_ms, 2)
+        ages = EventAges(now_ms, now_ms)
+        some, _, after = purges.delete_old_events(database, after, ages, 2, every)
         deleted += some
     assert deleted == 2
     assert len(read_events(database, job_id, 10)) == 3
@@ -130,5 +161,6 @@ def test_a_zero_date_stops_no_page(library: Library, purges: PurgePages) -> None
     )
     database = library.home(done)
     assert [event.at_ms for event in read_events(database, done, 10)] == [0]
-    assert purges.delete_old_events(database, 0, 1, library.now_ms, 10) == (1, None)
+    ages = EventAges(1, library.now_ms)
+    assert purges.delete_old_events(database, 0, ages, 10, every) == (1, 0, None)
     assert read_events(database, done, 10) == []

@@ -51,7 +51,7 @@ def make_token(
 ) -> str:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        made = TokenStore(databases, 1000).create(
+        made = TokenStore(databases, 1000, "tester").create(
             owner="test", scopes=scopes, biz_types=biz_types, tenant=tenant, expires_in=None
         )
         return "".join(made.text)
@@ -62,7 +62,7 @@ def make_token(
 def revoke_token(settings: Settings, token: str) -> None:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        TokenStore(databases, 1000).revoke(token.split("_")[1])
+        TokenStore(databases, 1000, "tester").revoke(token.split("_")[1])
     finally:
         databases.close()
 

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from sqlalchemy import text
+
 from tests.worker.rig import Row
 from toc.center.center import TimeoutCenter
 from toc.domain.declared_type import DeclaredType
@@ -26,8 +28,6 @@ from toc.store import migrate
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypes
-
-from sqlalchemy import text
 
 T = TypeVar("T")
 

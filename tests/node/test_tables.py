@@ -11,7 +11,8 @@ import pytest
 from tests.migration.conftest import run
 from tests.servers.fixtures import _database as temporary_database
 from tests.servers.process import free_port
-from toc.cli.doctor import CheckResult, SetupChecker
+from toc.cli.check_results import CheckResult
+from toc.cli.doctor import SetupChecker
 from toc.errors import SchemaMismatch
 from toc.handlers.registry import Registry
 from toc.node.node import Node

@@ -8,152 +8,53 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.engine import make_url
 
 from tests.contract.ended_rows import hostile, write
 from tests.contract.engines import library_on
 from tests.contract.library import SHARDS, Library
+from tests.reconcile.archive_place import DAY_S, DAYS, RETENTION, Place, emptied
 from toc.domain.ids import lowest_id_at
 from toc.domain.times import datetime_of
 from toc.errors import SettingsError
 from toc.reconcile import archive as archive_module
 from toc.reconcile import archive_files
 from toc.reconcile.archive import (
+    ARCHIVES,
     LEAD_DAYS,
     TRIES,
-    ArchiveResult,
-    DatabaseArchiveResult,
+    TableArchiveResult,
     archive_cutoff_ms,
-    archive_ended_jobs,
+    archive_due_rows,
     begin_in_new_folder,
 )
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
 from toc.reconcile.archive_files import ArchiveFile
 from toc.reconcile.archive_jobs import job_rows_per_read
-from toc.reconcile.delta_tables import find_table
-from toc.retention.purger import Purger
-from toc.retention.replica_lag import ReplicaLag
+from toc.reconcile.archive_tables import MARKS
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ReconcileSettings, RetentionSettings
 from toc.runtime.settings import Settings
 from toc.store.archive_status import (
-    ARCHIVED,
     ArchiveStatus,
-    EndedJobWindow,
     read_archive_status,
 )
 from toc.store.claims import OutcomeKind
 from toc.store.column_types import sql_time_of_ms
-from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES, EndedJobReader, possible_ids_of_ended
-from toc.store.purge_pages import PurgePages
+from toc.store.ended_jobs import COLUMNS, DAY_MS, TIMES
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
-
-DAY_S = 86_400
-DAYS = 30  # of retention
-RETENTION = RetentionSettings(days=DAYS, dead_days=DAYS + 60)
-
-
-class KilledError(BaseException):
-    """As if the process were gone."""
-
-
-@dataclass
-class Place:
-    """A library, and a directory that its ended jobs are archived in. `spark` None: in this process."""
-
-    library: Library
-    spark: SparkSession | None
-    directory: Path
-    retention: RetentionSettings = RETENTION
-    heard: list[str] = field(default_factory=list)
-
-    def settings(self, **changes: Any) -> Settings:
-        reconcile = ReconcileSettings(archive=str(self.directory), page=37)
-        values = {"retention": self.retention, "reconcile": reconcile, **changes}
-        return self.library.settings.model_copy(update=values)
-
-    def archive(self, **changes: Any) -> ArchiveResult:
-        return archive_ended_jobs(
-            self.spark, self.settings(**changes), self.library.clock, self.heard.append
-        )
-
-    def alone(self, **changes: Any) -> DatabaseArchiveResult:
-        """What became of the only database."""
-        (done,) = self.archive(**changes).databases
-        return done
-
-    def age(self, days: float = DAYS + 1) -> None:
-        """By default so long that what has ended is old enough to go."""
-        self.library.clock.advance(days * DAY_S)
-
-    @property
-    def mark(self) -> ArchiveStatus | None:
-        return read_archive_status(self.library.databases[0])
-
-    def table(self, name: str = "jobs") -> DeltaTable:
-        found = find_table(str(self.directory), name)
-        assert found is not None
-        return found
-
-    def files(self, name: str = "jobs") -> dict[str, int]:
-        """Of a table, as its readers see them, and when each was made."""
-        if find_table(str(self.directory), name) is None:
-            return {}
-        paths = [Path(unquote(uri)) for uri in self.table(name).file_uris()]
-        return {str(path.relative_to(self.directory)): path.stat().st_mtime_ns for path in paths}
-
-    def unnamed(self) -> list[str]:
-        """The data files that no commit names."""
-        every = {str(p.relative_to(self.directory)) for p in self.directory.rglob("*.parquet")}
-        return sorted(p for p in every - set(self.files()) if "_delta_log" not in p)
-
-    def rows(self, name: str = "jobs") -> list[dict[str, Any]]:
-        """All that is in a table."""
-        return list(self.table(name).to_pyarrow_table().to_pylist())
-
-    def ids(self) -> list[int]:
-        return sorted(row["job_id"] for row in self.rows())
-
-    def ended(self) -> list[tuple[Any, ...]]:
-        """The ended rows of the databases."""
-        ended, window = (
-            EndedJobReader(self.library.databases),
-            EndedJobWindow(0, self.library.now_ms),
-        )
-        return [
-            (shard, *row)
-            for shard in range(SHARDS)
-            for row in ended.read_ended_rows(shard, possible_ids_of_ended(window), window)
-        ]
-
-    def purge(self) -> None:
-        for database in self.library.databases:
-            purger = Purger(
-                database,
-                PurgePages(self.library.databases),
-                self.retention,
-                self.library.database_metadata.types.find_name,
-                ReplicaLag([], self.library.clock),
-                self.library.clock,
-                archives=True,
-            )
-            purger.set_shards(database.shards, 1)
-            purger.run_once()
-            while purger._shards or purger._events_left:
-                purger.run_once()
 
 
 @pytest.fixture(scope="module", params=["sqlite", "mysql"])
@@ -171,18 +72,20 @@ def lite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     library.close()
 
 
-def emptied(library: Library) -> Library:
-    library.reset()
-    for database in library.databases:
-        with database.engine.begin() as connection:
-            connection.exec_driver_sql(f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'")
-    return library
-
-
 @pytest.fixture
 def place(engines: Library, spark: SparkSession, tmp_path: Path) -> Place:
     """On SQLite and on MySQL, by Spark."""
     return Place(emptied(engines), spark, tmp_path / "archive")
+
+
+@pytest.fixture(params=[archive.spec.name for archive in ARCHIVES])
+def either(request: pytest.FixtureRequest, lite: Library, tmp_path: Path) -> Iterator[Place]:
+    """Like `small`, for each table: only this table is archived, and counts."""
+    retention = RETENTION.model_copy(update={"event_days": DAYS})
+    (archive,) = (one for one in ARCHIVES if one.spec.name == request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive_module, "ARCHIVES", (archive,))
+        yield Place(emptied(lite), None, tmp_path / "archive", request.param, retention)
 
 
 @pytest.fixture
@@ -323,40 +226,40 @@ def test_a_job_comes_back_as_the_page_says(place: Place) -> None:
     assert after.modified_ms > library.now_ms
 
 
-def test_all_is_private(small: Place) -> None:
-    small.library.ended(OutcomeKind.DONE)
-    small.age()
+def test_all_is_private(either: Place) -> None:
+    either.make()
+    either.age()
     before = os.umask(0o022)
     try:
-        assert small.alone().rows == 1
+        assert either.alone().rows == 1
         assert os.umask(0o022) == 0o022
     finally:
         os.umask(before)
-    modes = {path.stat().st_mode & 0o777 for path in small.directory.rglob("*")}
+    modes = {path.stat().st_mode & 0o777 for path in either.directory.rglob("*")}
     assert modes == {0o600, 0o700}
 
 
 # ---- night after night
 
 
-def test_each_run_adds_days_and_touches_no_other(small: Place) -> None:
-    first = small.library.ended(OutcomeKind.DONE)
-    small.library.clock.advance(DAY_S)
-    second = small.library.ended(OutcomeKind.DONE)
-    small.age(DAYS - LEAD_DAYS)
-    assert small.alone().rows == 1
-    before = small.files()
-    assert small.ids() == [first]
-    assert small.alone().rows == 0  # nothing is due
-    assert small.files() == before
-    small.library.clock.advance(DAY_S)
-    assert small.alone().rows == 1
-    assert small.ids() == [first, second]
-    assert before.items() <= small.files().items()
-    small.library.clock.advance(DAY_S)
-    done = small.alone()  # a day without jobs moves the mark all the same
+def test_each_run_adds_days_and_touches_no_other(either: Place) -> None:
+    first = either.make()
+    either.library.clock.advance(DAY_S)
+    second = either.make()
+    either.age(DAYS - LEAD_DAYS)
+    assert either.alone().rows == 1
+    before = either.files()
+    assert either.ids() == [first]
+    assert either.alone().rows == 0  # nothing is due
+    assert either.files() == before
+    either.library.clock.advance(DAY_S)
+    assert either.alone().rows == 1
+    assert either.ids() == [first, second]
+    assert before.items() <= either.files().items()
+    either.library.clock.advance(DAY_S)
+    done = either.alone()  # a day without jobs moves the mark all the same
     assert (done.rows, done.files, done.until_ms - done.since_ms) == (0, 0, DAY_MS)
-    assert small.unnamed() == []
+    assert either.unnamed() == []
 
 
 def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
@@ -378,9 +281,9 @@ def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
 
 def test_what_is_kept_for_good_is_not_archived(small: Place) -> None:
     small.library.ended(OutcomeKind.DONE)
-    small.retention = RetentionSettings(days="none", dead_days="none")
+    small.retention = RetentionSettings(days="none", dead_days="none", event_days="none")
     small.age(1000)
-    assert small.alone() == DatabaseArchiveResult(0)
+    assert small.alone() == TableArchiveResult("jobs", 0)
     assert "nothing is ever purged" in small.heard[-1]
     assert small.mark is None
 
@@ -463,7 +366,7 @@ def twice(table: Any) -> Any:
     return pa.concat_tables([table, table.slice(0, 1)])
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[Path, Written], Written]] = {
     "an attribute": changed("attribute", "{}"),
     "'' for NULL": changed("dedup_key", ""),
     "a millisecond": changed("action_time", datetime_of(1_767_225_600_001)),
@@ -473,10 +376,23 @@ DAMAGES = {
     "a row twice": rewrite(twice),
     "another database": changed("database", 1),
     "a missing file": unlink_one,
+    "a reason": changed("reason", "another one"),
+    "an account": changed("account", "root@%"),
+    "an event": changed("event_id", 2**62),
+    "a related job": changed("related_job_id", 0),
+    "a name of no type": changed("biz_type", "refund"),
     "a file that was not written": lambda folder, written: written[1:],
     "a file twice": lambda folder, written: [*written, written[0]],
     "another day": under_partition(0, "2026-01-02"),
 }
+
+
+OF_JOBS = {"an attribute", "'' for NULL", "a millisecond", "a name of a type", "a name of a status"}
+OF_EVENTS = {"a reason", "an account", "an event", "a related job", "a name of no type"}
+DAMAGED = [
+    *(("jobs", name) for name in DAMAGES if name not in OF_EVENTS),
+    *(("events", name) for name in DAMAGES if name not in OF_JOBS),
+]
 
 
 Works = dict[str, Callable[[list[Any]], Any]]
@@ -500,29 +416,28 @@ def damaged(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> list[st
 
     def damage(written: Written) -> Written:
         times.append(name)
-        return DAMAGES[name](small.directory / "jobs", written)
+        return DAMAGES[name](small.directory / small.about, written)
 
-    after_work(monkeypatch, {"write_job_files": damage})
+    after_work(monkeypatch, {"write_files": damage})
     return times
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_the_check_catches(small: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for n in range(20):
-        small.library.ended(OutcomeKind.DONE, biz_id=n)
-    small.age()
+@pytest.mark.parametrize(("either", "name"), DAMAGED, indirect=["either"])
+def test_the_check_catches(either: Place, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    either.make_many(20)
+    either.age()
     monkeypatch.setattr(archive_module, "TRIES", 1)
-    damaged(small, monkeypatch, name)
-    result = small.archive()
-    assert (result.is_good, result.has_differences, result.row_count) == (False, True, 0)
-    assert "2026-01-01: the archive has" in result.databases[0].differing[0]
-    assert small.mark == ArchiveStatus(0, 0, 1)
-    assert small.files() == {}
-    small.purge()
-    assert small.library.count() == 20
+    damaged(either, monkeypatch, name)
+    result = either.archive()
+    assert (result.is_good, result.has_differences, result.parts[0].rows) == (False, True, 0)
+    assert "2026-01-01: the archive has" in result.parts[0].differing[0]
+    assert either.mark == either.status(0, 0, 1)
+    assert either.files() == {}
+    either.purge()
+    assert either.count() == 20
     monkeypatch.undo()
-    assert small.alone().rows == 20
-    assert len(small.ids()) == 20
+    assert either.alone().rows == 20
+    assert len(either.ids()) == 20
 
 
 def test_what_cannot_be_read_back_is_not_committed(
@@ -536,24 +451,24 @@ def test_what_cannot_be_read_back_is_not_committed(
         (rewrite(lambda table: table.drop_columns("trace")), "other columns"),
     ):
         with monkeypatch.context() as patch:
-            after_work(patch, {"write_job_files": partial(damage, small.directory / "jobs")})
+            after_work(patch, {"write_files": partial(damage, small.directory / "jobs")})
             assert text in small.alone().error
             assert small.files() == {}
     assert small.alone().rows == 1
 
 
 def test_what_differs_is_tried_again_and_the_next_night_too(
-    small: Place, monkeypatch: pytest.MonkeyPatch
+    either: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = small.library.ended(OutcomeKind.DONE)
-    small.age()
+    rows = [either.make(), either.make()]  # the jobs are of one shard
+    either.age()
     with monkeypatch.context() as patch:
-        times = damaged(small, patch, "an attribute")
-        shard = small.library.shard(job_id)
-        assert small.alone().differing[0].startswith(f"shard {shard}, 2026-01-01")
+        times = damaged(either, patch, "a missing row")
+        shard = f"shard {either.library.shard(rows[0])}, " if either.about == "jobs" else ""
+        assert either.alone().differing[0].startswith(f"{shard}2026-01-01")
     assert len(times) == TRIES
-    assert small.alone().rows == 1
-    assert small.ids() == [job_id]
+    assert either.alone().rows == 2
+    assert either.ids() == rows
 
 
 def test_the_check_catches_a_row_that_the_database_got_meanwhile(
@@ -570,7 +485,7 @@ def test_the_check_catches_a_row_that_the_database_got_meanwhile(
         write(library, 2, [{**late, "job_id": late["job_id"] + next(numbers)}])
         return written
 
-    after_work(monkeypatch, {"write_job_files": overtaken})
+    after_work(monkeypatch, {"write_files": overtaken})
     (line,) = small.alone().differing
     assert line.startswith("shard 2, 2026-01-01: the archive has 1 rows")
     assert "the database 2 rows" in line
@@ -587,13 +502,17 @@ def test_a_job_that_is_redriven_meanwhile_is_no_trouble(
         library.jobs.redrive(dead, library.now_ms)
         return written
 
-    after_work(monkeypatch, {"write_job_files": overtaken})
+    after_work(monkeypatch, {"write_files": overtaken})
     assert small.alone().is_good
     assert small.ids() == [done]
     assert "trying again" in "".join(small.heard)
 
 
 # ---- killed, and run again
+
+
+class KilledError(BaseException):
+    """As if the process were gone."""
 
 
 class Fault:
@@ -628,45 +547,45 @@ STEPS = [
 
 @pytest.mark.parametrize(("owner", "name", "calls"), STEPS)
 def test_killed_and_run_again(
-    small: Place, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int
+    either: Place, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int
 ) -> None:
-    library = small.library
-    jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
+    library = either.library
+    jobs = either.make_many(20)
     library.clock.advance(DAY_S)
-    jobs += [library.ended(OutcomeKind.DROP, biz_id=n) for n in range(20)]
-    small.age()
+    jobs += either.make_many(20)
+    either.age()
     with monkeypatch.context() as patch:
         Fault(patch, owner, name).after(calls)
         with pytest.raises(KilledError):
-            small.archive()
-    assert small.mark == ArchiveStatus(0, 0, 1)
-    small.purge()
-    assert all(library.jobs.get(job_id) for job_id in jobs)
+            either.archive()
+    assert either.mark == either.status(0, 0, 1)
+    either.purge()
+    assert either.count() == 40
     committed = sorted(jobs) if name == "advance_archived_until" else []
-    assert small.ids() == committed
-    done = small.alone()
+    assert either.ids() == committed
+    done = either.alone()
     assert (done.is_good, done.rows) == (True, 0 if committed else 40)
-    assert small.ids() == sorted(jobs)  # and each of them once
-    small.purge()
-    assert library.count() == 0
+    assert either.ids() == sorted(jobs)  # and each of them once
+    either.purge()
+    assert either.count() == 0
 
 
 def test_killed_after_the_commit_and_run_again_days_later(
-    small: Place, monkeypatch: pytest.MonkeyPatch
+    either: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table has the first days already, the run adds only the others."""
-    jobs = [small.library.ended(OutcomeKind.DONE)]
-    small.age()
+    jobs = [either.make()]
+    either.age()
     with monkeypatch.context() as patch:
         Fault(patch, archive_module.archive_status, "advance_archived_until").after(0)
         with pytest.raises(KilledError):
-            small.archive()
-    jobs.append(small.library.ended(OutcomeKind.DONE))
-    small.age()
-    assert small.alone().rows == 1
-    assert small.ids() == sorted(jobs)
-    small.purge()
-    assert small.library.count() == 0
+            either.archive()
+    jobs.append(either.make())
+    either.age()
+    assert either.alone().rows == 1
+    assert either.ids() == sorted(jobs)
+    either.purge()
+    assert either.count() == 0
 
 
 def test_a_shard_that_fails_half_way_leaves_nothing(small: Place) -> None:
@@ -687,39 +606,39 @@ def test_a_shard_that_fails_half_way_leaves_nothing(small: Place) -> None:
 # ---- two at once, two lives, two systems
 
 
-@pytest.mark.parametrize("work", ["write_job_files", "verify_job_files", "read_database_checksums"])
+@pytest.mark.parametrize("work", ["write_files", "verify_files", "read_database_checksums"])
 def test_of_two_runs_at_once_the_later_one_counts(
-    small: Place, monkeypatch: pytest.MonkeyPatch, work: str
+    either: Place, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
-    small.age()
-    inner: list[DatabaseArchiveResult] = []
+    jobs = either.make_many(20)
+    either.age()
+    inner: list[TableArchiveResult] = []
 
     def overtaken(found: list[Any]) -> list[Any]:
         if not inner:
-            inner.append(DatabaseArchiveResult(-1))
-            inner[0] = small.alone()
+            inner.append(TableArchiveResult("", -1))
+            inner[0] = either.alone()
         return found
 
     after_work(monkeypatch, {work: overtaken})
-    outer = small.alone()
+    outer = either.alone()
     assert inner[0].rows == 20
     assert "another run of the archive has begun" in outer.error
-    assert small.ids() == sorted(jobs)
-    assert small.mark is not None
-    assert (small.mark.run, small.mark.begun) == (2, 2)
-    assert small.alone().is_good
-    assert small.ids() == sorted(jobs)
+    assert either.ids() == sorted(jobs)
+    assert either.mark is not None
+    assert (either.mark.run, either.mark.begun) == (2, 2)
+    assert either.alone().is_good
+    assert either.ids() == sorted(jobs)
 
 
 @pytest.mark.parametrize("step", ["begin_run", "commit_files"])
 @pytest.mark.parametrize("kill", [None, *("_try_to_begin", "_commit", "advance_archived_until")])
 def test_a_frozen_run_that_wakes_up_doubles_nothing(
-    small: Place, monkeypatch: pytest.MonkeyPatch, step: str, kill: str | None
+    either: Place, monkeypatch: pytest.MonkeyPatch, step: str, kill: str | None
 ) -> None:
     """The run is frozen just before `step`; another one runs to its end, or until it is killed."""
-    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
-    small.age()
+    jobs = either.make_many(20)
+    either.age()
     real, calls = getattr(ArchiveTable, step), []
 
     def frozen(table: ArchiveTable, *args: Any) -> Any:
@@ -727,75 +646,75 @@ def test_a_frozen_run_that_wakes_up_doubles_nothing(
         if len(calls) > 1:
             return real(table, *args)
         if kill is None:
-            assert small.alone().rows == 20
+            assert either.alone().rows == 20
         else:
             on_mark = kill == "advance_archived_until"
             with monkeypatch.context() as patch:
                 owner = archive_module.archive_status if on_mark else ArchiveTable
                 Fault(patch, owner, kill).after(1 if kill == "_commit" else 0)
                 with pytest.raises(KilledError):
-                    small.archive()
+                    either.archive()
         return real(table, *args)
 
     monkeypatch.setattr(ArchiveTable, step, frozen)
-    assert "another run of the archive has begun" in small.alone().error
-    assert small.ids() in ([], sorted(jobs))
-    small.purge()
-    assert small.library.count() == (0 if kill is None else 20)
-    assert small.alone().is_good
-    assert small.ids() == sorted(jobs)
-    small.purge()
-    assert small.library.count() == 0
+    assert "another run of the archive has begun" in either.alone().error
+    assert either.ids() in ([], sorted(jobs))
+    either.purge()
+    assert either.count() == (0 if kill is None else 20)
+    assert either.alone().is_good
+    assert either.ids() == sorted(jobs)
+    either.purge()
+    assert either.count() == 0
 
 
 def test_a_frozen_run_that_wakes_up_while_the_next_night_commits_adds_nothing(
-    small: Place, monkeypatch: pytest.MonkeyPatch
+    either: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two runs would set different times, so only the number of the run tells them apart."""
-    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
-    small.age()
+    jobs = either.make_many(20)
+    either.age()
     real, held = ArchiveTable.commit_files, list[tuple[Any, ...]]()
 
     def commit(*args: Any) -> None:
         held.append(args)
         if len(held) == 1:  # of the first night: frozen here
-            jobs.append(small.library.ended(OutcomeKind.DONE))
-            small.age()
-            assert small.alone().is_good
+            jobs.append(either.make())
+            either.age()
+            assert either.alone().is_good
         elif len(held) == 2:  # of the next night: now the first one wakes up
             with pytest.raises(CannotArchive, match="another run"):
                 real(*held[0])
         real(*args)
 
     monkeypatch.setattr(ArchiveTable, "commit_files", commit)
-    assert "another run of the archive has begun" in small.alone().error
-    assert small.ids() == sorted(jobs)
+    assert "another run of the archive has begun" in either.alone().error
+    assert either.ids() == sorted(jobs)
 
 
 def test_a_run_that_wakes_up_after_the_mark_moved_says_so(
-    small: Place, monkeypatch: pytest.MonkeyPatch
+    either: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small.library.ended(OutcomeKind.DONE)
-    small.age()
+    either.make()
+    either.age()
     real, calls = archive_module.archive_status.advance_archived_until, []
 
     def frozen(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 1:
-            assert small.alone().rows == 0  # it finds the rows in the table
+            assert either.alone().rows == 0  # it finds the rows in the table
         return real(*args)
 
     monkeypatch.setattr(archive_module.archive_status, "advance_archived_until", frozen)
-    assert "another run of the archive has begun" in small.alone().error
-    assert len(small.ids()) == 1
-    assert small.alone().is_good
+    assert "another run of the archive has begun" in either.alone().error
+    assert len(either.ids()) == 1
+    assert either.alone().is_good
 
 
 def test_a_lost_answer_of_the_commit_is_no_failure(
-    small: Place, monkeypatch: pytest.MonkeyPatch
+    either: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [small.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
-    small.age()
+    jobs = either.make_many(20)
+    either.age()
     real, committed = ArchiveTable._commit, []
 
     def commit(self: ArchiveTable, table: Any, actions: Any, numbers: Any) -> None:
@@ -806,22 +725,22 @@ def test_a_lost_answer_of_the_commit_is_no_failure(
             committed.append(actions)
 
     monkeypatch.setattr(ArchiveTable, "_commit", commit)
-    done = small.alone()
+    done = either.alone()
     assert (done.rows, done.error, len(committed)) == (20, "", 1)
-    assert small.ids() == sorted(jobs)
+    assert either.ids() == sorted(jobs)
 
 
 @pytest.fixture
-def machines(small: Place, tmp_path: Path) -> tuple[Place, Place]:
+def machines(either: Place, tmp_path: Path) -> tuple[Place, Place]:
     """Two that lead by turns. The archive's directory is each one's own."""
-    return small, replace(small, directory=tmp_path / "other", heard=[])
+    return either, replace(either, directory=tmp_path / "other", heard=[])
 
 
 def test_what_another_machine_archives_on_its_own_disk_is_refused_here(
     machines: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = machines
-    jobs = [here.library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
+    jobs = here.make_many(20)
     here.age()
     with monkeypatch.context() as patch:
         Fault(patch, ArchiveTable, "commit_files").after(0)
@@ -829,98 +748,106 @@ def test_what_another_machine_archives_on_its_own_disk_is_refused_here(
             here.archive()
     done = there.alone()  # all of it, not what is left of it
     assert (done.is_good, done.rows, there.ids()) == (True, 20, sorted(jobs))
-    here.library.ended(OutcomeKind.DONE)
+    here.make()
     here.library.clock.advance((DAYS + 1) * DAY_S)
     assert "Is the folder mounted, and is it the right one?" in here.alone().error
     assert here.ids() == []
 
 
-@pytest.mark.parametrize("number", ["0 of 1", "1 of 1"])
-def test_a_database_that_was_restored_writes_no_day_twice(small: Place, number: str) -> None:
-    library = small.library
+@pytest.mark.parametrize("night", [0, 1])
+def test_a_database_that_was_restored_writes_no_day_twice(either: Place, night: int) -> None:
+    """To its state after the first night, or before."""
+    library, row = either.library, MARKS[either.about]
+    marks = [either.status(0, 0, 1)]
     for _ in range(2):
-        jobs = [library.ended(OutcomeKind.DONE)]
-        small.age()
-        assert small.archive().is_good
-    before, mark = small.files(), small.mark
-    sql = f"UPDATE toc_meta SET value = '{ArchiveStatus(0, 0, 1)}' WHERE name = '{ARCHIVED}'"
-    library.sql(jobs[0], sql)
+        either.make()
+        either.age()
+        assert either.archive().is_good
+        assert either.mark is not None
+        marks.append(either.mark)
+    before, mark = either.files(), marks[2]
+    about = library.databases[0]
+    column = about.meta.c
+    set_mark = update(about.meta).where(column.name == row)
+    about.execute(set_mark.values(value=str(marks[night])))
     for _ in range(3):  # also when as many nights have passed as there were runs
-        done = small.alone()
+        done = either.alone()
         assert "was it restored from a backup?" in done.error
-        assert small.files() == before
-    small.purge()
-    assert library.count() == 2
+        assert either.files() == before
+    either.purge()
+    assert either.count() == 2 - night
     (value,) = re.findall(r"to '(.*?)'", done.error)  # what the message tells to do
-    assert value == str(mark)
-    library.sql(jobs[0], f"UPDATE toc_meta SET value = '{value}' WHERE name = '{ARCHIVED}'")
-    assert small.alone().is_good
-    assert small.files() == before
-    small.purge()
-    assert library.count() == 0
+    about.execute(set_mark.values(value=value))
+    assert either.mark == mark
+    assert either.alone().is_good
+    assert either.files() == before
+    either.purge()
+    assert either.count() == 0
 
 
-def test_a_database_whose_row_is_gone_writes_no_day_twice(small: Place) -> None:
-    job_id = small.library.ended(OutcomeKind.DONE)
-    small.age()
-    assert small.archive().is_good
-    small.library.sql(job_id, f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'")
-    assert "the database says that run 0 was the last one" in small.alone().error
-    assert small.ids() == [job_id]
+def test_a_database_whose_row_is_gone_writes_no_day_twice(either: Place) -> None:
+    job_id = either.make()
+    either.age()
+    assert either.archive().is_good
+    either.library.sql(job_id, f"DELETE FROM toc_meta WHERE name = '{MARKS[either.about]}'")
+    assert "the database says that run 0 was the last one" in either.alone().error
+    assert either.ids() == [job_id]
 
 
-def test_a_folder_that_lacks_what_was_archived_is_refused(small: Place, tmp_path: Path) -> None:
+def test_a_folder_that_lacks_what_was_archived_is_refused(either: Place, tmp_path: Path) -> None:
     """A share that is not mounted: its empty mount point must not become a second archive."""
-    library, aside = small.library, tmp_path / "aside"
-    first = library.ended(OutcomeKind.DONE)
-    small.age()
-    assert small.alone().rows == 1
-    small.purge()
-    small.directory.rename(aside)
-    second = library.ended(OutcomeKind.DONE)
-    small.age()
+    aside = tmp_path / "aside"
+    first = either.make()
+    either.age()
+    assert either.alone().rows == 1
+    either.purge()
+    either.directory.rename(aside)
+    second = either.make()
+    either.age()
     for _ in range(2):
-        assert "Is the folder mounted, and is it the right one?" in small.alone().error
-    small.purge()
-    assert library.count() == 1
-    shutil.rmtree(small.directory)
-    aside.rename(small.directory)
-    assert small.alone().rows == 1
-    assert small.ids() == sorted([first, second])
+        assert "Is the folder mounted, and is it the right one?" in either.alone().error
+    either.purge()
+    assert either.count() == 1
+    shutil.rmtree(either.directory)
+    aside.rename(either.directory)
+    assert either.alone().rows == 1
+    assert either.ids() == sorted([first, second])
 
 
-def test_the_archive_goes_on_in_a_new_folder_that_was_begun(small: Place, tmp_path: Path) -> None:
-    library = small.library
-    first = library.ended(OutcomeKind.DONE)
-    small.age()
-    assert small.alone().rows == 1
-    assert begin_in_new_folder(small.settings(), library.clock) == {}
-    new = Place(library, None, tmp_path / "new")
-    mark = small.mark
+def test_the_archive_goes_on_in_a_new_folder_that_was_begun(either: Place, tmp_path: Path) -> None:
+    library = either.library
+    first = either.make()
+    either.age()
+    assert either.alone().rows == 1
+    assert begin_in_new_folder(either.settings(), library.clock) == {}
+    new = replace(either, directory=tmp_path / "new", heard=[])
+    mark = either.mark
     assert mark is not None
-    assert begin_in_new_folder(new.settings(), library.clock) == {0: mark.until_ms}
+    assert begin_in_new_folder(new.settings(), library.clock) == {
+        either.about: {0: replace(mark, begun=mark.begun + 1)}
+    }
     assert begin_in_new_folder(new.settings(), library.clock) == {}
-    second = library.ended(OutcomeKind.DONE)
-    small.age()
+    second = either.make()
+    either.age()
     assert new.alone().rows == 1
-    assert (small.ids(), new.ids()) == ([first], [second])
-    library.ended(OutcomeKind.DONE)
-    small.age()
-    assert "Is the folder mounted" in small.alone().error  # the old folder lacks the second job
+    assert (either.ids(), new.ids()) == ([first], [second])
+    either.make()
+    either.age()
+    assert "Is the folder mounted" in either.alone().error  # the old folder lacks the second job
 
 
-def test_two_systems_cannot_share_a_folder(small: Place, tmp_path: Path) -> None:
+def test_two_systems_cannot_share_a_folder(either: Place, tmp_path: Path) -> None:
     library = Library([f"sqlite:///{tmp_path}/other.db"])
-    other = Place(library, None, small.directory)
-    for place in (small, other):
-        place.library.ended(OutcomeKind.DONE)
+    other = replace(either, library=library, heard=[])
+    for place in (either, other):
+        place.make()
         place.age()
-    assert small.alone().rows == 1
+    assert either.alone().rows == 1
     for _ in range(2):
         assert "do two systems share the folder" in other.alone().error
     other.purge()
-    assert library.count() == 1
-    assert len(small.ids()) == 1
+    assert other.count() == 1
+    assert len(either.ids()) == 1
     library.close()
 
 
@@ -940,7 +867,7 @@ def test_one_database_in_trouble_does_not_keep_the_others(tmp_path: Path) -> Non
     jobs = [library.ended(OutcomeKind.DONE, biz_id=n) for n in range(20)]
     place.age()
     library.databases[1].run_read(lambda c: c.exec_driver_sql("DROP TABLE toc_job_0002"))
-    first, second = place.archive().databases
+    first, second = place.archive().of_table("jobs")
     assert (first.is_good, first.rows > 0) == (True, True)
     assert "database 1, table toc_job_0002" in second.error
     assert place.ids() == sorted(j for j in jobs if library.shard(j) < 2)
@@ -953,8 +880,8 @@ def test_one_that_does_not_answer_is_said_so_without_its_password(
 ) -> None:
     url = make_url("mysql+pymysql://root:hunter2@127.0.0.1:9/toc")
     settings = small.settings(databases=(url.render_as_string(hide_password=False),))
-    result = archive_ended_jobs(small.spark, settings, SystemClock(), small.heard.append)
-    assert "database 0 does not answer" in result.databases[0].error
+    result = archive_due_rows(small.spark, settings, SystemClock(), small.heard.append)
+    assert "database 0 does not answer" in result.parts[0].error
     assert "hunter2" not in repr(result) + "".join(small.heard)
 
 
@@ -981,7 +908,7 @@ def test_a_folder_of_the_first_release_is_refused(small: Place) -> None:
     old.parent.mkdir(parents=True)
     old.touch()
     assert "has files, but is no Delta table" in small.alone().error
-    assert [path for path in small.directory.rglob("*") if path.is_file()] == [old]
+    assert [path for path in (small.directory / "jobs").rglob("*") if path.is_file()] == [old]
 
 
 def test_a_job_whose_clock_was_days_ahead_stays_where_it_is(small: Place) -> None:

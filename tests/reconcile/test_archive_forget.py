@@ -122,7 +122,7 @@ def test_files_of_runs_that_died_are_deleted_and_their_runs_can_commit_no_more(
     assert toc("archive", "forget", str(GREATEST), "--yes").code == 0
     assert not file.with_name("database-0-run-2-dead.zstd.parquet").exists()
     with pytest.raises(CannotArchive, match="another run"):
-        frozen.commit_files([], 1)
+        frozen.commit_files([], 1, 1)
 
 
 def test_a_run_that_has_looked_at_its_files_cannot_commit_after_forget_has_deleted_them(
@@ -147,7 +147,7 @@ def test_a_run_that_has_looked_at_its_files_cannot_commit_after_forget_has_delet
 
     monkeypatch.setattr(ArchiveTable, "_refuse_unseen_files", look_and_forget)
     with pytest.raises(CannotArchive, match="another run"):
-        run.commit_files([action], run.until_ms + 1)
+        run.commit_files([action], run.position + 1, run.until_ms + 1)
     assert not copy.exists()
     rows = require_table("archive", "jobs").to_pyarrow_table()  # no file is missing
     assert rows.num_rows == 5

@@ -104,16 +104,16 @@ def test_after_compaction_checkpoint_and_clean_up_an_earlier_run_is_still_refuse
     frozen, later = (ArchiveTable(root, JOBS, 0, "id-0") for _ in range(2))
     frozen.begin_run(7)
     later.begin_run(8)
-    later.commit_files([], 1000)
+    later.commit_files([], 1000, 1000)
     maintain_tables(root)
     table = _table(root)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     _table(root).create_checkpoint()
     _table(root).cleanup_metadata()
     with pytest.raises((CannotArchive, DeltaError), match=r"another run|Invalid table version"):
-        frozen.commit_files([], 500)
+        frozen.commit_files([], 500, 500)
     fresh = ArchiveTable(root, JOBS, 0, "id-0")
-    assert fresh.until_ms == 1000
+    assert fresh.position == 1000
     with pytest.raises(CannotArchive, match="another run"):
         fresh.begin_run(8)
 
@@ -141,6 +141,6 @@ def test_a_file_that_this_process_does_not_see_is_not_committed(root: str) -> No
         if size is not None:
             Path(root, "jobs", path).write_bytes(b"x" * size)
         with pytest.raises(CannotArchive, match="see the same folder"):
-            table.commit_files([action], 1000)
+            table.commit_files([action], 1000, 1000)
     assert _all_rows(root) == before
-    assert ArchiveTable(root, JOBS, 0, "id-0").until_ms == 0
+    assert ArchiveTable(root, JOBS, 0, "id-0").position == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,9 @@ from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.cli import nightly as module
 from toc.cli.nightly import _exit_code_severity
 from toc.errors import SettingsError
+from toc.reconcile.delta_tables import find_table
 from toc.reconcile.nightly import NightlyScheduler
+from toc.reconcile.tables import day_filler, nightly_tables, table_checks
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store.databases import Databases
@@ -33,6 +34,12 @@ def result() -> LastReconcileResult | None:
         databases.close()
 
 
+def rows_of(name: str, root: str = "archive") -> list[dict[str, Any]]:
+    table = find_table(root, name)
+    assert table is not None
+    return list(table.to_pyarrow_table().to_pylist())
+
+
 def parts(answer: Any) -> dict[str, int]:
     return {part["part"]: part["code"] for part in answer["parts"]}
 
@@ -49,7 +56,7 @@ def test_a_node_s_nightly_run_does_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     said = nightly.log_file.read_text()
     assert nightly.last is not None, said
     assert nightly.last.words == "the databases and Redis agree", said
-    for part in ("report: reports/", "lateness: ", "archive, database 1: "):
+    for part in ("report: reports/", "tables, database 1: ", "archive, database 1: "):
         assert part in said
     kept = result()
     assert kept is not None
@@ -62,10 +69,12 @@ def test_its_parts_as_json(toc: Toc, spark: SparkSession, monkeypatch: pytest.Mo
     answer = toc("nightly", "--json")
     assert (answer.code, answer.err) == (0, "")
     assert answer.json["code"] == 0
-    assert parts(answer.json) == {"reconcile": 0, "lateness": 0}
+    assert parts(answer.json) == {"tables": 0, "reconcile": 0}
     assert all(part["lines"] for part in answer.json["parts"])
+    assert Path("reports/checks/_delta_log").is_dir()
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
-    assert parts(toc("nightly", "--json").json) == {"reconcile": 0, "lateness": 0, "archive": 0}
+    assert parts(toc("nightly", "--json").json) == {"tables": 0, "reconcile": 0, "archive": 0}
+    assert Path("archive/checks/_delta_log").is_dir()
 
 
 @pytest.mark.usefixtures("servers")
@@ -75,7 +84,7 @@ def test_a_part_that_fails_keeps_no_other_from_being_done(
     monkeypatch.setenv("TOC_REDIS_URL", "redis://127.0.0.1:1/0")
     away = toc("nightly", "--json")
     assert away.code == 3
-    assert parts(away.json) == {"reconcile": 3, "lateness": 0}
+    assert parts(away.json) == {"tables": 0, "reconcile": 3}
     kept = result()
     assert kept is not None
     assert (kept.verdict, kept.whole_ms) == ("unable", None)
@@ -101,16 +110,27 @@ def test_its_status_is_shown_without_a_run(toc: Toc, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("servers")
-def test_without_spark_it_compares_and_archives(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_spark_all_of_it_is_done(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
     answer = toc("nightly", "--master", "none", "--json")
-    assert (answer.code, parts(answer.json)) == (0, {"reconcile": 0, "lateness": 0, "archive": 0})
-    (lateness,) = [part for part in answer.json["parts"] if part["part"] == "lateness"]
-    assert lateness["lines"] == ["lateness: left out: it needs Spark, and --master is 'none'"]
+    assert (answer.code, parts(answer.json)) == (0, {"tables": 0, "reconcile": 0, "archive": 0})
+    lines = [line for part in answer.json["parts"] for line in part["lines"]]
+    assert [line[:18] for line in lines if line.startswith("tables, database")] == [
+        "tables, database 0",
+        "tables, database 1",
+    ]
+    phases = {(row["part"], row["phase"]) for row in rows_of("runs")}
+    assert phases >= {
+        ("night", "whole"),
+        ("tables", "count"),
+        ("tables", "forecast"),
+        ("reconcile", "compare"),
+        ("archive", "rows"),
+    }
 
 
 @pytest.mark.usefixtures("servers")
-def test_a_spark_that_does_not_start_fails_only_lateness(
+def test_a_spark_that_does_not_start_fails_and_all_is_done_without_it(
     toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
@@ -122,7 +142,11 @@ def test_a_spark_that_does_not_start_fails_only_lateness(
     monkeypatch.setattr(module, "open_session_unless_none", refuse)
     answer = toc("nightly", "--json")
     assert answer.code == 4
-    assert parts(answer.json) == {"reconcile": 0, "lateness": 4, "archive": 0}
+    assert parts(answer.json) == {"spark": 4, "tables": 0, "reconcile": 0, "archive": 0}
+    assert answer.json["parts"][0]["lines"][0].startswith("spark: Spark does not start")
+    kept = result()
+    assert kept is not None
+    assert kept.verdict == "agreed"
 
 
 @pytest.mark.usefixtures("servers")
@@ -132,39 +156,49 @@ def test_without_redis_there_is_nothing_to_compare(
     monkeypatch.setenv("TOC_REDIS_URL", "none")
     answer = toc("nightly")
     assert (answer.code, answer.err) == (0, "")
-    first, second = answer.out.splitlines()
-    assert first == "reconcile: redis_url is 'none': there is nothing to compare with"
-    assert second.startswith("lateness: ")
+    *tables, last = answer.out.splitlines()
+    assert last == "reconcile: redis_url is 'none': there is nothing to compare with"
+    assert [line[:18] for line in tables] == ["tables, database 0", "tables, database 1"]
     assert result() is None
 
 
 @pytest.mark.usefixtures("servers")
-def test_a_fault_in_a_part_is_that_part_s(
-    toc: Toc, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_a_part_is_that_part_s(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(module, "write_lateness_tables", broken)
-    answer = toc("nightly", "--json")
+    monkeypatch.setattr(nightly_tables, "write_analysis_tables", broken)
+    answer = toc("nightly", "--master", "none", "--json")
     assert answer.code == 70
-    assert parts(answer.json) == {"reconcile": 0, "lateness": 70}
+    assert parts(answer.json) == {"tables": 70, "reconcile": 0}
+    note = [row["note"] for row in rows_of("runs", "reports") if row["code"] == 70]
+    assert note[0] == "tables: internal error: ZeroDivisionError: oh (-v shows where)"
+    shown = toc("nightly", "--status")
+    assert shown.code == 1
+    assert "failed: tables; `toc nightly` runs it again" in shown.out
 
 
 @pytest.mark.usefixtures("servers")
-def test_without_spark_it_still_compares(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "open_session_unless_none", _no_java)
-    answer = toc("nightly", "--json")
-    assert answer.code == 4
-    assert parts(answer.json) == {"reconcile": 0, "lateness": 4}
-    assert answer.json["parts"][1]["lines"] == ["lateness: Spark does not start: no Java"]
-    kept = result()
-    assert kept is not None
-    assert kept.verdict == "agreed"
+def test_a_failed_check_is_in_the_status_until_a_good_night(
+    toc: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert toc("nightly", "--master", "none").code == 0
+    real = table_checks.check_tables
 
+    def differ(*given: Any) -> Any:
+        return [one._replace(expected=one.found + 1) for one in real(*given)]
 
-def _no_java(*_: object) -> Callable[..., Any]:
-    raise module.SettingsError("Spark does not start: no Java")
+    with monkeypatch.context() as patch:
+        patch.setattr(day_filler, "check_tables", differ)
+        answer = toc("nightly", "--master", "none")
+    assert answer.code == 1
+    assert "cohorts, 2" in answer.out
+    for command in (("nightly", "--status"), ("status",)):
+        shown = toc(*command)
+        assert shown.code == 1
+        assert "checks of tables failed" in shown.out
+    assert toc("nightly", "--master", "none").code == 0
+    assert toc("nightly", "--status").code == 0
 
 
 def test_the_worst_counts() -> None:

@@ -22,7 +22,8 @@ from tests.servers import Server, start_mariadb, start_mysql
 from tests.servers.mysql import execute
 from tests.servers.redis import _server
 from tests.worker.waiting import remains, wait_until
-from toc.cli.doctor import CheckResult, SetupChecker
+from toc.cli.check_results import CheckResult
+from toc.cli.doctor import SetupChecker
 from toc.runtime.settings import Settings
 from toc.store.claims import SKEW_MS
 

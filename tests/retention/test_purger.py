@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from tests.contract.library import SHARDS, Library
+from toc.domain.declared_type import DeclaredType
 from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.retention.purger import Purger, PurgeResult
 from toc.retention.replica_lag import ReplicaLag
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store.archive_status import AHEAD_MS, ARCHIVED, advance_archived_until, begin_archive_run
+from toc.store.archive_status import (
+    AHEAD_MS,
+    ARCHIVED,
+    EVENTS_ARCHIVED,
+    MARKS,
+    advance_archived_until,
+    begin_archive_run,
+)
 from toc.store.claims import OutcomeKind
+from toc.store.declared_types import DeclaredTypes, read_history
 from toc.store.purge_pages import PurgePages
 from toc.store.replica import Replica
 
@@ -33,7 +42,8 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
 def library(migrated: Library) -> Library:
     migrated.reset()
     with migrated.databases[0].engine.begin() as connection:
-        connection.exec_driver_sql(f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'")
+        for mark in MARKS:
+            connection.exec_driver_sql(f"DELETE FROM toc_meta WHERE name = '{mark}'")
     return migrated
 
 
@@ -185,9 +195,20 @@ def test_a_pass_says_what_it_has_deleted(library: Library, make: Make) -> None:
     library.dead()
     library.clock.advance(100 * DAY_S)
     purger = make(days=30)
-    assert purger.run_pass(lambda _: False) == PurgeResult(jobs=4, events=1, held=0)
+    assert purger.run_pass(lambda _: False) == PurgeResult(jobs=4, events=1, held=0, events_held=0)
     assert left(library, *jobs) == []
-    assert purger.run_pass(lambda _: False) == PurgeResult(0, 0, 0)  # at once, not an hour later
+    assert purger.run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0)  # at once, not an hour later
+
+
+def test_replaced_declarations_go_with_the_events(library: Library, make: Make) -> None:
+    types = DeclaredTypes(library.databases, library.database_metadata.types, 10)
+    for timeout_s in (1, 2, 3):
+        declared = DeclaredType("a", timeout_s=timeout_s, explicit=frozenset({"timeout_s"}))
+        types.change("a", lambda now, to=declared: to, "ann")  # type: ignore[misc]
+    library.clock.advance(100 * DAY_S)
+    assert make(event_days="none").run_pass(lambda _: False) == PurgeResult(0, 0, 0)
+    assert make(event_days=90).run_pass(lambda _: False) == PurgeResult(0, 2, 0)
+    assert [row.version for row in read_history(library.databases, "a")] == [3]
 
 
 def test_a_pass_ends_when_it_is_asked_to(library: Library, make: Make) -> None:
@@ -291,6 +312,61 @@ def test_what_no_archive_can_have_met_stays(library: Library, make: Make) -> Non
     purge(make(archives=True))
     table = f"toc_job_{library.shard(ended[0]):04d}"
     assert library.sql(ended[0], f"SELECT job_id FROM {table}") == [(ids[1],)]
+
+
+def archive_events(library: Library, until_ms: int, event_id: int) -> None:
+    """As far as the purger can tell."""
+    mine = begin_archive_run(library.databases[0], EVENTS_ARCHIVED)
+    assert advance_archived_until(library.databases[0], mine, until_ms, event_id)
+
+
+def events(library: Library) -> list[int]:
+    """The ids of all events."""
+    with library.databases[0].engine.begin() as connection:
+        rows = connection.exec_driver_sql("SELECT event_id FROM toc_event ORDER BY event_id")
+        return list(rows.scalars())
+
+
+def test_no_event_goes_that_no_archive_has(
+    library: Library, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.dead()
+    library.dead()
+    first, second = events(library)
+    library.clock.advance(100 * DAY_S)
+    purge(make(archives=True))
+    assert events(library) == [first, second]
+    assert "2 events are old enough to go and not in the archive, which is empty" in caplog.text
+    archive_events(library, library.now_ms, second)
+    caplog.clear()
+    purger = make(archives=False)  # the database counts more than the settings of a node
+    assert purger.run_pass(lambda _: False) == PurgeResult(2, 1, 0, 1)
+    assert events(library) == [second]
+    assert (
+        "1 events are old enough to go and not in the archive, which is until 2026" in caplog.text
+    )
+
+
+def test_an_event_with_the_number_of_an_archived_one_is_not_that_one(
+    library: Library, make: Make
+) -> None:
+    """The table was emptied, and its numbers began anew. The time tells the events apart."""
+    archive_events(library, library.now_ms, 2**40)
+    library.dead()
+    (event,) = events(library)
+    library.clock.advance(100 * DAY_S)
+    purge(make(archives=True))
+    assert events(library) == [event]
+
+
+def test_events_wait_where_only_jobs_are_archived_yet(library: Library, make: Make) -> None:
+    """The nodes' settings differ, and the first nightly run has not come to the events."""
+    library.dead()
+    before = events(library)
+    archive(library, library.now_ms)
+    library.clock.advance(100 * DAY_S)
+    purge(make(archives=False))
+    assert events(library) == before
 
 
 def test_the_database_counts_more_than_the_settings_of_a_node(library: Library, make: Make) -> None:

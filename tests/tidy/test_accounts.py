@@ -14,14 +14,22 @@ from toc.cli.grants import RoleName
 from toc.cli.main import app
 from toc.store import declared_types
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.events import _EVENT_COLUMNS
-from toc.store.schema import VERSION_TABLE, declared_type_table, event_table
+from toc.store.schema import (
+    VERSION_TABLE,
+    audit_table,
+    declared_type_table,
+    event_table,
+    token_table,
+)
+from toc.store.token_rows import TOKEN_COLUMNS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")
 PLACES = (
     "the database", "job tables", "`toc_meta`", "`toc_biz_type`", "`toc_dead_job`", "`toc_event`",
-    "`toc_purge`", "`toc_declared_type`", f"`{VERSION_TABLE}`",
+    "`toc_purge`", "`toc_declared_type`", "`toc_token`", "`toc_audit`", f"`{VERSION_TABLE}`",
 )  # fmt: skip
 
 
@@ -35,7 +43,8 @@ def rows(first: str) -> dict[str, list[str]]:
 def shown(right: str) -> str:
     """A right as the page has it."""
     name, _, columns = right.partition(" (")
-    return name + (" ²" if columns == "value)" else " ¹" if columns else "")
+    sign = {"": "", "value)": " ²", "last_used_time, revoked_time)": " ³", "revoked_time)": " ⁴"}
+    return name + sign.get(columns, " ¹")
 
 
 def test_the_matrix_is_that_of_the_code() -> None:
@@ -88,6 +97,14 @@ def test_the_columns_of_an_event_are_those_that_are_inserted() -> None:
     assert {column.name for column in event.c} - set(EVENT_COLUMNS) == {"event_id", "account"}
     declared = declared_type_table(MetaData())
     assert {column.name for column in declared.c} - set(declared_types.COLUMNS) == {"account"}
+
+
+def test_the_columns_of_tokens_and_audit_are_those_that_are_inserted() -> None:
+    audit, token = audit_table(MetaData()), token_table(MetaData())
+    assert {column.name for column in audit.c} - set(AUDIT_COLUMNS) == {"audit_id", "account"}
+    assert {column.name for column in token.c} - set(TOKEN_COLUMNS) == {
+        "last_used_time", "revoked_time", "account",
+    }  # fmt: skip
 
 
 def test_no_file_has_a_password() -> None:

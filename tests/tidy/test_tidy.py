@@ -99,6 +99,7 @@ MAY_READ_CLOCKS = {
     "toc/runtime/clock.py": "the one place that reads a clock",
 }
 MAY_DRAW = {
+    "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/store/databases.py": "spreads retries; may be passed in",
@@ -153,6 +154,7 @@ OUTSIDE = {
     "pydantic": (
         "toc/runtime/setting_groups.py",
         "toc/runtime/settings.py",
+        "toc/runtime/web_settings.py",
         "toc/cli/settings.py",  # prints the table
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),

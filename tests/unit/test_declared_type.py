@@ -43,6 +43,10 @@ def test_a_value_equal_to_the_default_is_still_set() -> None:
     assert (made.timeout_s, made.max_attempts, made.retry) == (30, 16, Exponential())
 
 
+def test_a_sink_says_the_mode_too() -> None:
+    assert DeclaredType.from_fields("a", {"sink": "webhook:shop"}).mode == "sink"
+
+
 def test_changes_set_and_unset_fields() -> None:
     made = DeclaredType.from_fields("a", {"timeout_s": 5, "max_attempts": 3})
     changed = made.with_changes({"timeout_s": None, "retry": [1]})
@@ -67,7 +71,7 @@ def test_changes_set_and_unset_fields() -> None:
         ({"retry": {"first": 1}}, "retry"),
         ({"retry": 5}, "retry"),
         ({"mode": "sink"}, "sink"),
-        ({"sink": "webhook:shop"}, "sink"),
+        ({"mode": "pull", "sink": "webhook:shop"}, "sink"),
         ({"mode": "sink", "sink": "http://shop"}, "sink"),
         ({"mode": "sink", "sink": "webhook:"}, "sink"),
         ({"mode": "sink", "sink": "webhook:" + "a" * 65}, "sink"),

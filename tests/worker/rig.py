@@ -33,6 +33,7 @@ from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import ConnectionLimits, Database, Databases
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
+from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,13 +112,14 @@ class Rig:
 
     # ---- a node, or its worker alone
 
-    def start(self) -> Worker:
+    def start(self, sinks: SinkHandlers | None = None) -> Worker:
         """A whole node."""
         node = Node(
             self.settings,
             handlers=self.registry,
             clock=self.clock,
             restart_wanted=self.restart_wanted.set,
+            sinks=sinks,
         )
         node.start()
         assert node.worker is not None
@@ -137,7 +139,7 @@ class Rig:
         self._closing.remove(self.node.stop)
         return self.node.stop()
 
-    def alone(self) -> Worker:
+    def alone(self, sinks: SinkHandlers | None = None) -> Worker:
         """A worker that nobody feeds: see `offer`."""
         databases, slots = self.databases(), self.slots()
         database_metadata = DatabaseMetadata(databases)
@@ -146,7 +148,7 @@ class Rig:
         process = ProcessContext(
             "rig", self.settings, self.clock, rng, databases, database_metadata, slots
         )
-        worker = Worker(process, self.registry, self.restart_wanted.set)
+        worker = Worker(process, self.registry, self.restart_wanted.set, sinks)
         worker.start()
         self._closing.append(lambda: worker.stop(1.0))
         return worker

@@ -20,7 +20,7 @@ class Access:
 
     def __init__(self, settings: Settings, databases: Databases, clock: Clock) -> None:
         web = settings.web
-        self._cache = TokenCache(clock, web.token_trust_s)
+        self._cache = TokenCache(clock, web.token_trust_s, len(databases.all))
         rows_max = web.limits.tokens * ROWS_PER_TOKEN
         self._readers = [
             TokenReader(database, self._cache, clock, rows_max) for database in databases

@@ -22,21 +22,22 @@ from dataclasses import dataclass
 
 from toc.access.caller import Caller
 from toc.access.refusals import RefusalBudget
+from toc.domain.secret_masking import mask_tokens
 from toc.domain.text_escaping import escape_to_one_line
-from toc.errors import AccessUnavailable, StatementFailed, StoreUnavailable, TocError
+from toc.errors import AccessUnavailable, TocError
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.web_settings import WebLimitSettings
-from toc.store.audit_rows import AuditRow, insert_audit_rows
+from toc.store.audit_rows import TARGET_CHARS_MAX, AuditRow, insert_into_any_database
 from toc.store.databases import Databases
 
 log = logging.getLogger(__name__)
 
 BATCH_MAX = 500
 BATCH_WAIT_S = 0.2
-TARGET_CHARS_MAX = 512
 REQUEST_ID_CHARS_MAX = 64
 WORD_CHARS_MAX = 32
+TEXT_CHARS_MAX = 4096  # of a text are looked at
 ADDRESS_CHARS_MAX = 45
 STOP_S_MAX = 5.0
 
@@ -102,31 +103,30 @@ class Audit(Service):
         """Takes a place in the queue; None: it is full. Never blocks."""
         return self._take_place(self._places_max)
 
-    def _take_place(self, places_max: int) -> AuditPlace | None:
-        with self._room:
-            if len(self._queue) + self._reserved >= places_max:
-                return None
-            self._reserved += 1
-        return AuditPlace(self)
-
     def reserve(self, wait_s: float | None = None) -> AuditPlace:
         """Takes a place, and waits up to `wait_s` (default: web.limits.audit_wait_s) for one.
 
         Raises AccessUnavailable: the call must be refused.
         """
-        deadline_s = self._clock.monotonic_s() + (self._wait_s if wait_s is None else wait_s)
-        while True:
-            place = self.try_reserve()
-            if place is not None:
-                return place
-            left_s = deadline_s - self._clock.monotonic_s()
-            if left_s <= 0:
+        timeout_s = self._wait_s if wait_s is None else wait_s
+        with self._room:
+            if not self._room.wait_for(lambda: self._has_room(self._places_max), timeout_s):
                 raise AccessUnavailable(
                     f"{self._places_max} calls wait to be audited (web.limits.audit_queue), and no database "
                     "writes them: no further call is accepted"
                 )
-            with self._room:
-                self._room.wait(min(left_s, 0.1))
+            self._reserved += 1
+        return AuditPlace(self)
+
+    def _take_place(self, places_max: int) -> AuditPlace | None:
+        with self._room:
+            if not self._has_room(places_max):
+                return None
+            self._reserved += 1
+        return AuditPlace(self)
+
+    def _has_room(self, places_max: int) -> bool:
+        return len(self._queue) + self._reserved < places_max
 
     @contextmanager
     def place(self, wait_s: float | None = None) -> Iterator[AuditPlace]:
@@ -177,7 +177,7 @@ class Audit(Service):
         batch = self._next_batch()
         if not batch:
             return BATCH_WAIT_S
-        self._write_to_any_database(batch)
+        self._last_database = insert_into_any_database(self._databases, batch, self._last_database)
         with self._room:
             for _ in batch:
                 self._queue.popleft()  # only this thread removes
@@ -213,22 +213,6 @@ class Audit(Service):
             with self._room:
                 self._queue.append(row)
 
-    def _write_to_any_database(self, batch: list[AuditRow]) -> None:
-        """Writes the batch to the database that took the last one, else to the next that answers."""
-        failed: TocError | None = None
-        count = len(self._databases.all)
-        for step in range(count):
-            index = (self._last_database + step) % count
-            try:
-                insert_audit_rows(self._databases[index], batch)
-            except (StoreUnavailable, StatementFailed) as error:
-                failed = error
-            else:
-                self._last_database = index
-                return
-        if failed is not None:
-            raise failed
-
     def _row_of(self, entry: AuditEntry) -> AuditRow:
         caller = entry.caller
         return AuditRow(
@@ -249,11 +233,14 @@ def _cut(text: str | None, chars_max: int) -> str | None:
     """A text as one line of valid characters, cut."""
     if text is None:
         return None
-    return escape_to_one_line(text[:chars_max].encode(errors="replace").decode())[:chars_max]
+    plain = mask_tokens(
+        text[:TEXT_CHARS_MAX]
+    )  # before the cut, which could leave a part of a secret
+    return escape_to_one_line(plain[:chars_max].encode(errors="replace").decode())[:chars_max]
 
 
 def _ascii(text: str | None, chars_max: int) -> str | None:
     """As `_cut`, in ASCII."""
     if text is None:
         return None
-    return str(_cut(text[:chars_max].encode("ascii", "backslashreplace").decode(), chars_max))
+    return _cut(text[:TEXT_CHARS_MAX].encode("ascii", "backslashreplace").decode(), chars_max)

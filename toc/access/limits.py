@@ -92,7 +92,8 @@ class CallLimits:
         with self._lock:
             now_s = self._clock.monotonic_s()
             mine = self._bucket_of(caller.token_id, now_s)
-            enough = mine.fill(now_s) >= mine.cost_here(cost)
+            cost = mine.cost_here(cost)
+            enough = mine.fill(now_s) >= cost
             enough_in_all = self._all.fill(now_s) >= self._all.cost_here(cost)
             if enough and enough_in_all:
                 mine.take(cost)

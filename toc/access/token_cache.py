@@ -46,8 +46,8 @@ class _ReadCopy(NamedTuple):
 class TokenCache:
     """The cached copies, and the uses to write. Thread-safe."""
 
-    def __init__(self, clock: Clock, trust_s: float) -> None:
-        self._clock, self._trust_s = clock, trust_s
+    def __init__(self, clock: Clock, trust_s: float, databases: int) -> None:
+        self._clock, self._trust_s, self._databases = clock, trust_s, databases
         self._lock = threading.Lock()
         self._copies: dict[int, _ReadCopy] = {}
         self._uses: dict[str, float] = {}
@@ -66,9 +66,11 @@ class TokenCache:
         return any(now_s - read.read_s <= self._trust_s for read in list(self._copies.values()))
 
     @property
-    def has_tokens(self) -> bool:
-        """Whether any copy has any token, valid or not."""
-        return bool(self._tokens)
+    def has_tokens(self) -> bool | None:
+        """Whether any copy has any token, valid or not. None: not known, some copies were not read."""
+        if self._tokens:
+            return True
+        return False if len(self._copies) == self._databases else None
 
     def find(self, token_id: str) -> KnownToken | None:
         return self._tokens.get(token_id)
@@ -90,11 +92,11 @@ class TokenCache:
             self._uses[token_id] = self._clock.monotonic_s()
 
     def uses_since(self, since_s: float) -> dict[str, int]:
-        """The last use of each token after `since_s` of the monotonic clock, in ms since 1970."""
+        """The last use of each token from `since_s` on, of the monotonic clock, in ms since 1970."""
         now_s, now_ms = self._clock.monotonic_s(), self.now_ms()
         with self._lock:
             uses = list(self._uses.items())
-        return {name: now_ms - int((now_s - at_s) * 1000) for name, at_s in uses if at_s > since_s}
+        return {name: now_ms - int((now_s - at_s) * 1000) for name, at_s in uses if at_s >= since_s}
 
     def update(self, index: int, copy: TokenCopy) -> list[str]:
         """Takes a new read of a database's copy. Returns the tokens that only other copies call revoked."""

@@ -20,6 +20,7 @@ from toc.access.token_text import (
 from toc.domain.biz_ids import check_tenant
 from toc.domain.secret_masking import SecretText
 from toc.errors import AccessUnavailable, InvalidInput, NotFound, StoreUnavailable, Unauthenticated
+from toc.store.audit_rows import TARGET_CHARS_MAX, AuditRow, insert_into_any_database
 from toc.store.databases import Databases
 from toc.store.token_rows import (
     TokenCopy,
@@ -75,10 +76,14 @@ class Revocation:
 
 
 class TokenStore:
-    """Makes, lists and revokes tokens, in all databases. `tokens_max`: valid tokens, at most."""
+    """Makes, lists and revokes tokens, in all databases, and audits it.
 
-    def __init__(self, databases: Databases, tokens_max: int) -> None:
-        self._databases, self._tokens_max = databases, tokens_max
+    tokens_max: valid tokens, at most. person: the name that the person gives; it stands in the text of
+    the audit entries, beside the database account, which the server writes.
+    """
+
+    def __init__(self, databases: Databases, tokens_max: int, person: str) -> None:
+        self._databases, self._tokens_max, self._person = databases, tokens_max, person
 
     def create(
         self,
@@ -117,6 +122,8 @@ class TokenStore:
         )  # fmt: skip
         for database in self._databases:
             insert_token(database, row)
+        # If this fails, the token stays unknown to everybody: nobody has seen its secret.
+        self._audit("token.create", f"token {token_id} of {owner!r}", "created")
         return NewToken(token_id, SecretText(text), expiry_ms)
 
     def list(self) -> list[ListedToken]:
@@ -135,7 +142,8 @@ class TokenStore:
     def revoke(self, token_id: str) -> Revocation:
         """Revokes a token in every database that answers; processes notice within seconds.
 
-        Raises InvalidInput; NotFound: no database has the token; StoreUnavailable: none answers.
+        Raises InvalidInput; NotFound: no database has the token; StoreUnavailable: none answers, or one
+        refuses this account.
         """
         if not is_token_id(token_id):
             rule = (
@@ -152,12 +160,20 @@ class TokenStore:
                 revoke_tokens(database, [token_id])
             except StoreUnavailable as error:
                 away.append(database.index)
-                failed = error
+                failed = failed if failed is not None and failed.refused else error
+        if failed is not None and (failed.refused or not found):
+            raise failed
         if not found:
-            if failed is not None:
-                raise failed
             raise NotFound(f"there is no token {token_id}")
+        outcome = "revoked" if not away else "partly_revoked"
+        self._audit("token.revoke", f"token {token_id}", outcome)
         return Revocation(token_id, tuple(away))
+
+    def _audit(self, action: str, target: str, outcome: str) -> None:
+        text = f"{target}, by {self._person}"[:TARGET_CHARS_MAX]
+        now_ms = self._databases.now_ms()
+        row = AuditRow(now_ms, None, None, None, action, text, 1, None, outcome, None)
+        insert_into_any_database(self._databases, [row])
 
 
 def _list_token(
@@ -222,9 +238,17 @@ class Authenticator:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token was ever made. Raises AccessUnavailable while that is not known."""
+        """Whether a token was ever made. Raises AccessUnavailable while that is not known.
+
+        That there is none is only known when the copies of all databases have been read once.
+        """
         self._require_trust()
-        return self._cache.has_tokens
+        found = self._cache.has_tokens
+        if found is None:
+            raise AccessUnavailable(
+                "a database has not answered yet, so it is not known whether there are tokens"
+            )
+        return found
 
     def authenticate(self, authorization_header: str | None) -> Caller:
         """The caller whose token the header has, "Bearer toc_…".
@@ -241,7 +265,7 @@ class Authenticator:
         self._require_trust()
         known = self._cache.find(token_id)
         # An unknown id takes the same path, and so about the same time, as a known one.
-        expected = _NO_HASH if known is None else known.row.secret_hash
+        expected = _NO_HASH if known is None else known.row.token_hash
         is_same = hmac.compare_digest(hash_token(text), expected)
         if known is None or not is_same or known.revoked or known.has_conflict:
             raise Unauthenticated("the token is unknown or revoked")
@@ -253,7 +277,7 @@ class Authenticator:
     def is_still_valid(self, caller: Caller) -> bool:
         """Whether the caller's token would be accepted now too: for calls that stay open, as long polls."""
         if caller.token_id is None:
-            return self._cache.is_trusted and not self._cache.has_tokens
+            return self._cache.is_trusted and self._cache.has_tokens is False
         known = self._cache.find(caller.token_id)
         return (
             self._cache.is_trusted

@@ -20,7 +20,7 @@ from toc.admin.bulk_request import BulkRequest, BulkVerb
 from toc.admin.bulk_run import BulkRun, BulkRunProgress, JobPage, RunInterrupted
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.job import Job, Status
-from toc.errors import InvalidInput, NotFound, TimerUnavailable
+from toc.errors import InvalidInput, NotFound, StoreUnavailable, TimerUnavailable
 from toc.runtime.clock import Clock, ServerTimeEstimate, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.bulk_update import (
@@ -34,6 +34,7 @@ from toc.store.bulk_update import (
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.row_conditions import AllOf, Condition, ConditionBounds, bounds_of_condition
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder
@@ -328,6 +329,9 @@ def open_bulk_changes(
     try:
         database_metadata = DatabaseMetadata(databases)
         check_databases(databases, database_metadata, settings.facts)
+        with suppress(StoreUnavailable):
+            database_metadata.declared.read_all_copies()
+        follow_pull_types(database_metadata.declared, settings.pull_types)
         time = ServerTimeEstimate(clock)
         if settings.has_timer:
             reminders = ReminderUpdater(settings, clock, time)

@@ -66,9 +66,12 @@ class AsyncTimeoutCenter:
         state = self.center._state  # noqa: SLF001
         if state is None:  # connecting blocks
             state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
+        checks, database = state.payload_checks, state.database_of_business(job.business)
+        if checks.may_block(job.biz_type):
+            await self._run_in_thread(functools.partial(checks.check_job, database, job))
         loop = asyncio.get_running_loop()
         waiting = WaitingJob(job, loop.create_future(), loop)
-        self._batches_of_database(state.database_of_business(job.business).index).enqueue(waiting)
+        self._batches_of_database(database.index).enqueue(waiting)
         return await waiting.answer
 
     schedule_many = _in_thread(TimeoutCenter.schedule_many)

@@ -154,7 +154,8 @@ class TimeoutCenter:
         action_time: an aware datetime, or a timedelta from now by the clock of the job's database; rounded
         up to milliseconds; the past means at once.
         biz_type: a new name becomes a new type, of which a database has at most `limits.biz_types`.
-        attribute: a dict that is JSON, at most `limits.attribute_bytes`. dedup_key: with a key ("" is
+        attribute: a dict that is JSON, at most `limits.attribute_bytes`; it must fit the type's schema,
+        if one is declared (`toc types`). dedup_key: with a key ("" is
         one) there is one live job per (tenant, biz_id, biz_type, key); None (default): no such rule.
         on_duplicate says what happens when a live job holds the key: "keep" returns the holder's id,
         "replace" gives the holder the new time and attribute, "earliest" and "latest" do this only if the
@@ -182,10 +183,11 @@ class TimeoutCenter:
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
         state = self._open_connections()
-        new = state.make_new_jobs(state.database_of_business(wanted.business), [wanted])
-        inserted = state.jobs.insert(new, on_duplicate, joined, actor)[
-            0
-        ]  # guard: commit-before-arm
+        database = state.database_of_business(wanted.business)
+        state.payload_checks.check_job(database, wanted)
+        new = state.make_new_jobs(database, [wanted])
+        jobs = state.jobs
+        inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
             to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
@@ -541,6 +543,11 @@ class TimeoutCenter:
                 rule = f"must be at most {limits.schedule_many} jobs per call"
                 raise InvalidInput("jobs", f"more than {limits.schedule_many}", rule)
             wanted.append(check_job_spec(now_ms, limits.attribute_bytes, position, job, biz_type))
+        if wanted:
+            state = self._open_connections()
+            first = state.database_of_business(wanted[0].business)
+            others = (each for each in state.databases if each is not first)
+            state.payload_checks.check_jobs([first, *others], wanted)
         return wanted
 
     def _prepare_bulk(

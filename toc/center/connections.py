@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
+from toc.center.payload_checks import PayloadChecks
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import JobIdFactory, routing_bits_of
@@ -18,6 +19,7 @@ from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder
 
@@ -43,6 +45,7 @@ class Connections:
         try:
             self.database_metadata = DatabaseMetadata(self.databases)
             check_databases(self.databases, self.database_metadata, settings.facts)
+            follow_pull_types(self.database_metadata.declared, settings.pull_types)
         except BaseException:
             self.databases.close()
             raise
@@ -58,6 +61,9 @@ class Connections:
             database.index: ServerTimeEstimate(clock) for database in self.databases
         }
         self.redis_time = ServerTimeEstimate(clock)
+        self.payload_checks = PayloadChecks(
+            self.database_metadata.declared, clock, settings.catalogue.refresh_s
+        )
         self.reminder_queue: ReminderQueue | None = None
         if settings.has_timer:
             self.reminder_queue = ReminderQueue(settings, self.redis_time, clock)

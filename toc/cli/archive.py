@@ -49,7 +49,7 @@ def show_tables(output: Output) -> None:
 def begin_archive(output: Output) -> None:
     """Start an archive in a new folder, after a change of reconcile.archive and before the next nightly run.
 
-    Jobs that are archived already stay in the old folder: nothing is copied. Without this command the nightly
+    Rows that are archived already stay in the old folder: nothing is copied. Without this command the nightly
     run refuses the new folder, because it cannot know whether the old one is only not mounted.
     """
     settings = load_settings()
@@ -57,12 +57,16 @@ def begin_archive(output: Output) -> None:
     from toc.reconcile.archive import begin_in_new_folder  # noqa: PLC0415 - an extra
 
     begun = begin_in_new_folder(settings, SystemClock())
-    times = {str(index): iso_utc(until_ms) for index, until_ms in begun.items()}
+    times = {
+        table: {str(index): iso_utc(status.until_ms) for index, status in of_databases.items()}
+        for table, of_databases in begun.items()
+    }
     lines = [
-        f"database {index}: jobs that ended before {until} are in the earlier folder"
-        for index, until in times.items()
+        f"database {index}: {table} from before {until} are in the earlier folder"
+        for table, of_databases in times.items()
+        for index, until in of_databases.items()
     ]
-    text = "\n".join(lines) or "nothing to do: this folder has all jobs that were archived"
+    text = "\n".join(lines) or "nothing to do: this folder has all rows that were archived"
     output.print_value({"archived_elsewhere_until": times}, text)
 
 
@@ -81,14 +85,16 @@ def forget_business_id(
 ) -> None:
     """Delete all that the archive has of a business id, from its tables and files. Final.
 
-    Refused while the databases have a job of this business id, because that job would be archived later:
-    cancel live jobs, and wait until retention has purged those that have ended. Programs that read an older
-    version of a table at this moment may fail.
+    These are its jobs and the events of these jobs. Refused while the databases have a job of this business
+    id, or an event that the archive lacks, because they would be archived later: cancel live jobs, and wait
+    until retention has purged those that have ended. Programs that read an older version of a table at this
+    moment may fail.
     """
     settings = load_settings()
     root = require_archive(settings)
     from toc.reconcile.archive_forget import (  # noqa: PLC0415 - an extra
         count_archived_rows,
+        find_unarchived_events,
         forget_business,
     )
 
@@ -102,12 +108,18 @@ def forget_business_id(
             "and repeat this when retention has purged the ended ones",
             NO,
         )
-    rows = count_archived_rows(root, business)
-    if not dry_run and any(rows.values()) and not yes:
-        confirm_at_terminal(f"Delete {sum(rows.values())} rows of the archive for ever?")
-    if not dry_run:
-        databases = Databases.from_settings(settings, SystemClock(), pool_size=1)
-        with closing(databases):
+    with closing(Databases.from_settings(settings, SystemClock(), pool_size=1)) as databases:
+        job_id = find_unarchived_events(root, databases, business)
+        if job_id is not None:
+            raise CommandError(
+                f"an event of job {job_id} of this business id is in its database and not in the archive, "
+                "and would be archived later: repeat this when `toc nightly` has archived it",
+                NO,
+            )
+        rows = count_archived_rows(root, business)
+        if not dry_run and any(rows.values()) and not yes:
+            confirm_at_terminal(f"Delete {sum(rows.values())} rows of the archive for ever?")
+        if not dry_run:
             rows = forget_business(root, databases, business, current_person())
     did = "would be deleted" if dry_run else "deleted"
     lines = [f"{name}: {number} rows {did}" for name, number in rows.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -23,6 +24,7 @@ from toc.handlers.registry import EVERY_TYPE, Registry
 from toc.http import import_web_module
 from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.node.node import Node
+from toc.node.type_settings import apply_declarations
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import DEV_DIR, Settings, load_settings
 from toc.store import migrate
@@ -60,6 +62,8 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
         handlers = import_handlers(app) if app else _make_printing_handlers()
         settings = here.load_dev_settings()
         migrate.upgrade(settings)
+        if settings.types:
+            _declare_types(settings)
         with redis:
             node = Node(settings, handlers=handlers)
             node.start()
@@ -77,6 +81,15 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
             finally:
                 web.stop()
                 node.stop()
+
+
+def _declare_types(settings: Settings) -> None:
+    """Declares the types of toc.toml."""
+    databases = Databases.from_settings(settings, SystemClock(), pool_size=1)
+    with closing(databases):
+        types = DatabaseMetadata(databases).types
+        declared = DeclaredTypes(databases, types, settings.limits.declared_types)
+        apply_declarations(settings, declared, current_person(), "toc dev")
 
 
 def _make_printing_handlers() -> Registry:

@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from contextlib import closing
+from dataclasses import asdict
 
+from toc.cli.check_results import (
+    LEVELS,
+    CheckResult,
+    Level,
+    result_ok_or_fail,
+    result_ok_or_warn,
+)
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, error_text_and_code
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
+from toc.cli.type_checks import check_types
 from toc.cluster.members import describe_rights_of_other_accounts
 from toc.cluster.roster import read_roster
 from toc.handlers.registry import Registry
@@ -25,7 +32,6 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.server_clock import ClockOffset
 from toc.runtime.settings import Settings, load_settings
 from toc.store import migrate
-from toc.store.biz_types import describe_type_conflict, read_known_types
 from toc.store.databases import Database, Databases
 from toc.store.recorded_meta import differing_meta_facts, read_recorded_meta
 from toc.store.schema_status import read_schema_status
@@ -35,10 +41,6 @@ from toc.store.table_check import WAY_OUT, summarize_faults
 from toc.timer.redis_fitness import NO_EVICTION, parse_redis_version
 from toc.timer.redis_fitness import VERSION_MIN as REDIS_VERSION_MIN
 from toc.timer.reminders import Reminders
-
-Level = Literal["ok", "warn", "fail"]
-LEVELS: tuple[Level, ...] = get_args(Level)
-"""The levels of results, from good to bad."""
 
 VERSION_MIN = {
     "mysql": (8, 4), "mariadb": (10, 11), "sqlite": (3, 37), "Redis": REDIS_VERSION_MIN
@@ -69,29 +71,6 @@ def check_setup(output: Output, app: Apps = None) -> int:
     return NO if level == "fail" else OK
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result of one check. `advice`: what to do when the level is not ok."""
-
-    subject: str
-    check: str
-    level: Level
-    found: str
-    advice: str = ""
-
-
-def _result_ok_or_fail(
-    good: bool, subject: str, check: str, found: str, advice: str
-) -> CheckResult:
-    return CheckResult(subject, check, "ok" if good else "fail", found, advice)
-
-
-def _result_ok_or_warn(
-    good: bool, subject: str, check: str, found: str, advice: str
-) -> CheckResult:
-    return CheckResult(subject, check, "ok" if good else "warn", found, advice)
-
-
 class SetupChecker:
     """All checks for one set of settings."""
 
@@ -117,7 +96,7 @@ class SetupChecker:
             if redis_offset is not None:
                 found += self._check_redis_clock_skew(redis_offset)
             found += self._check_reconciliation(databases)
-            found += self._check_biz_types(databases)
+            found += check_types(self._settings, databases, self._handlers)
         return found
 
     # ---- databases
@@ -157,7 +136,7 @@ class SetupChecker:
             "read and change what is sent"
         )
         good = database.is_local or mode.startswith("verify")
-        yield _result_ok_or_warn(good, name, "tls", found, advice)
+        yield result_ok_or_warn(good, name, "tls", found, advice)
 
     def _check_schema_revision(self, name: str, database: Database) -> Iterator[CheckResult]:
         revision = migrate.read_revision(database)
@@ -179,7 +158,7 @@ class SetupChecker:
             "matches" if recorded else "not recorded yet: the first start does"
         )
         advice = "use the settings that the database was created with: they cannot be changed later"
-        yield _result_ok_or_fail(not wrong, name, "routing", found, advice)
+        yield result_ok_or_fail(not wrong, name, "routing", found, advice)
         if not wrong:
             yield self._check_table_faults(name, database)
 
@@ -207,7 +186,7 @@ class SetupChecker:
                 policy = facts["maxmemory_policy"]
                 advice = "set maxmemory-policy noeviction: otherwise Redis deletes reminders"
                 good = policy == NO_EVICTION
-                yield _result_ok_or_fail(good, "redis", "maxmemory-policy", policy, advice)
+                yield result_ok_or_fail(good, "redis", "maxmemory-policy", policy, advice)
                 yield self._check_clock("redis", reminders.read_time_ms)
                 yield self._check_queue_members(reminders)
         except Exception as error:  # noqa: BLE001 - any error is a finding
@@ -247,7 +226,7 @@ class SetupChecker:
             "restart a worker, which repairs it where it may; otherwise set the ACL with zkCli.sh"
         )
         found = "; ".join(foreign) or "only with cluster.auth"
-        yield _result_ok_or_warn(not foreign, "zookeeper", "access", found, advice)
+        yield result_ok_or_warn(not foreign, "zookeeper", "access", found, advice)
 
     def _check_zookeeper_tls(self) -> CheckResult:
         cluster, hosts = self._settings.cluster, self._settings.zookeeper_hosts.partition("/")[0]
@@ -260,14 +239,14 @@ class SetupChecker:
             " otherwise an attacker on the network can read cluster.auth and write members"
         )
         good = local or cluster.tls.startswith("verify")
-        return _result_ok_or_warn(good, "zookeeper", "tls", cluster.tls, advice)
+        return result_ok_or_warn(good, "zookeeper", "tls", cluster.tls, advice)
 
     # ---- reconciliation
 
     def _check_reconciliation(self, databases: Databases) -> Iterator[CheckResult]:
         if self._settings.reconcile.nightly != "none":
             missing = describe_missing_software()
-            yield _result_ok_or_fail(
+            yield result_ok_or_fail(
                 not missing, "nightly", "installed here", missing or "all", missing
             )
         for part in read_reconciliation_health(self._settings, databases):
@@ -285,7 +264,7 @@ class SetupChecker:
         # Nothing is decided by this machine's clock, but ids and logs carry its time.
         advice = "let NTP set the clocks of this machine and of the server"
         found = f"{offset.middle_ms:+.0f} ms from this machine's"
-        return _result_ok_or_warn(
+        return result_ok_or_warn(
             abs(offset.middle_ms) <= SKEW_MS_WARN, name, "clock", found, advice
         )
 
@@ -315,36 +294,7 @@ class SetupChecker:
             f"{ahead} is {apart_ms:.0f} ms ahead of {behind}" if differ else "no two differ by more"
         )
         advice = "let NTP set both clocks: the jobs of a database are due by its own clock"
-        yield _result_ok_or_warn(not differ, "databases", "clocks", found, advice)
-
-    # ---- biz_types and handlers
-
-    def _check_biz_types(self, databases: Databases) -> Iterator[CheckResult]:
-        types: set[str] | None = None
-        with suppress(Exception):  # `_check_database` has reported it
-            names, conflicts, _ = read_known_types(databases)
-            types = {*names.values(), *(n for by_no in conflicts.values() for n in by_no.values())}
-            found = "; ".join(
-                describe_type_conflict(number, conflicts) for number in sorted(conflicts)
-            )
-            advice = "give one of the two types another name: docs/how-to/type-conflict.md"
-            found = found or f"{len(types)} types, no number has two names"
-            yield _result_ok_or_fail(not conflicts, "biz_types", "numbers", found, advice)
-        if self._handlers is not None:
-            yield from self._check_handler_coverage(types, self._handlers)
-
-    def _check_handler_coverage(
-        self, types: set[str] | None, handlers: Registry
-    ) -> Iterator[CheckResult]:
-        """Whether there is a handler for each type. `types`: all biz_types; None: not known."""
-        names = sorted(spec.biz_type for spec in handlers)
-        yield CheckResult("handlers", "registered", "ok", ", ".join(names) or "one for every type")
-        if handlers.handler_of_every_type is not None or types is None:
-            return
-        missing = sorted(types - set(names))
-        found = ", ".join(missing) or "none"
-        advice = "fine when other workers handle them; otherwise their jobs wait"
-        yield _result_ok_or_warn(not missing, "handlers", "types without one", found, advice)
+        yield result_ok_or_warn(not differ, "databases", "clocks", found, advice)
 
 
 def find_worst_level(checks: Iterable[CheckResult]) -> Level:
@@ -356,7 +306,7 @@ def _check_server_version(name: str, kind: str, version: str) -> CheckResult:
     least = VERSION_MIN[kind]
     advice = f"upgrade: toc needs {kind} {least[0]}.{least[1]} or later"
     good = parse_redis_version(version) >= least
-    return _result_ok_or_fail(good, name, "version", f"{kind} {version}", advice)
+    return result_ok_or_fail(good, name, "version", f"{kind} {version}", advice)
 
 
 def _check_commit_durability(name: str, facts: ServerInfo) -> Iterator[CheckResult]:
@@ -369,7 +319,7 @@ def _check_commit_durability(name: str, facts: ServerInfo) -> Iterator[CheckResu
         if variable in found:
             good = found[variable] == value
             advice = f"set {variable} = {value}: otherwise a power failure can lose committed jobs"
-            yield _result_ok_or_warn(good, name, variable, found[variable], advice)
+            yield result_ok_or_warn(good, name, variable, found[variable], advice)
 
 
 def _check_session_variables(name: str, facts: ServerInfo) -> Iterator[CheckResult]:
@@ -386,7 +336,7 @@ def _check_session_variables(name: str, facts: ServerInfo) -> Iterator[CheckResu
         "a proxy before the server changes session variables: configure it to keep one server session for "
         "each connection of toc"
     )
-    yield _result_ok_or_fail(not wrong, name, "session", "; ".join(wrong) or own, advice)
+    yield result_ok_or_fail(not wrong, name, "session", "; ".join(wrong) or own, advice)
 
 
 def _split_sql_modes(value: str) -> set[str]:

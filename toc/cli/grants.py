@@ -16,9 +16,12 @@ from toc.store.account_roles import ROLES, grant_statements, password_statement,
 
 # Written out, because the options of all commands are built at each start. A test compares them with `ROLES`.
 RoleName = Annotated[
-    Literal["migrator", "client", "worker", "operator", "reader", "purger", "mover"],
+    Literal[
+        "migrator", "client", "worker", "web", "operator", "tokens", "reader", "purger", "mover"
+    ],
     typer.Argument(
-        metavar="ROLE", help="migrator, client, worker, operator, reader, purger or mover."
+        metavar="ROLE",
+        help="migrator, client, worker, web, operator, tokens, reader, purger or mover.",
     ),
 ]
 User = Annotated[

@@ -65,6 +65,14 @@ DEAD_COMMANDS: Commands = {
     "list": ("dead.list_dead", "List dead jobs, newest first."),
     "redrive": ("dead.redrive_dead", "Give dead jobs a new life: due now, with all attempts."),
 }
+TYPES_COMMANDS: Commands = {
+    "declare": ("types.declare_type", "Declare a type: who does its jobs, on which terms."),
+    "list": ("types.list_types", "List the declared types."),
+    "show": ("types.show_type", "Show a declaration, and who changed it."),
+    "set": ("types.set_type", "Change single fields of a declared type."),
+    "apply": ("types.apply_settings", "Declare what [types] of toc.toml says."),
+    "forget": ("types.forget_type", "Remove the declaration of a type."),
+}
 ARCHIVE_COMMANDS: Commands = {
     "show": ("archive.show_tables", "Show the archive's tables."),
     "begin": (
@@ -81,6 +89,14 @@ SPARK_COMMANDS: Commands = {
         "spark.pack_for_executors",
         "Pack what executors need, and print the commands that use it.",
     ),
+}
+TOKEN_COMMANDS: Commands = {
+    "create": ("token.create_token", "Make a token for a client of `toc web`; shown once."),
+    "list": ("token.list_tokens", "List the tokens: owner, rights, expiry, last use."),
+    "revoke": ("token.revoke_token", "Revoke a token: refused everywhere within seconds."),
+}
+AUDIT_COMMANDS: Commands = {
+    "list": ("audit.list_audit", "List calls over HTTP and changes of tokens, newest first."),
 }
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
@@ -130,13 +146,19 @@ app = _make_group(
 job_app = _make_group("Show jobs.", JOB_COMMANDS)
 dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
+types_app = _make_group("Declare types: handler, pull or sink; terms; schema.", TYPES_COMMANDS)
 archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
+token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
+audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
+app.add_typer(types_app, name="types")
 app.add_typer(archive_app, name="archive")
 app.add_typer(spark_app, name="spark")
+app.add_typer(token_app, name="token")
+app.add_typer(audit_app, name="audit")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -156,8 +178,11 @@ def _handle_root_options(
 @job_app.callback()
 @dead_app.callback()
 @admin_app.callback()
+@types_app.callback()
 @archive_app.callback()
 @spark_app.callback()
+@token_app.callback()
+@audit_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

@@ -37,19 +37,24 @@ def purge_ended_jobs(output: Output) -> int:
     """Delete jobs that ended long ago: one pass over all databases, by retention.* of the settings.
 
     For cron, where retention.in_workers is false. The pass is as gentle as workers are (retention.share),
-    waits for replicas, and keeps jobs that the archive lacks. SIGTERM ends the pass after the present page.
-    Exits 0 when all is done, 1 when it was stopped, 3 when a database does not answer, 4 when the account may
-    not delete.
+    waits for replicas, and keeps jobs and events that the archive lacks. SIGTERM ends the pass after the
+    present page. Exits 0 when all is done, 1 when it was stopped, 3 when a database does not answer, 4 when
+    the account may not delete.
     """
     settings, clock = load_settings(), SystemClock()
     databases = Databases.from_settings(settings, clock, pool_size=1)
     with closing(databases), StopRequest() as stop:
         results = _purge_databases(settings, databases, clock, stop.wait_for_stop)
     rows = [
-        (result.database, *(result.purged or ("-", "-", "-")), result.error or "done")
+        (
+            result.database,
+            *(result.purged or ("-",) * len(PurgeResult._fields)),
+            result.error or "done",
+        )
         for result in results
     ]
-    columns = (">database", ">jobs", ">events", ">not archived", "")
+    not_archived = (">jobs not archived", ">events not archived")
+    columns = (">database", ">jobs", ">events", *not_archived, ">audit", "")
     value = {"databases": [result.as_json() for result in results]}
     output.print_table(value, columns, rows, empty="")
     return max(result.code for result in results)

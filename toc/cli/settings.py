@@ -13,8 +13,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.secret_masking import mask_secrets
-from toc.runtime.setting_groups import TopicSettings
-from toc.runtime.settings import Settings, environment_variable_of, load_settings
+from toc.runtime.settings import NAMED_GROUPS, Settings, environment_variable_of, load_settings
 
 
 class SettingLine(NamedTuple):
@@ -72,11 +71,9 @@ def list_settings(
         group = field.annotation
         if isinstance(group, type) and issubclass(group, BaseModel):
             yield from list_settings(value, group, here)
-        elif group == dict[str, TopicSettings]:
-            for topic, settings in (
-                {"<name>": TopicSettings()} if value is None else value
-            ).items():
-                yield from list_settings(settings, TopicSettings, (*here, topic))
+        elif model is Settings and (named := NAMED_GROUPS.get(name)):
+            for each, settings in ({"<name>": named()} if value is None else value).items():
+                yield from list_settings(settings, named, (*here, each))
         else:
             yield SettingLine(
                 ".".join(here),

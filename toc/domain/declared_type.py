@@ -81,6 +81,8 @@ class DeclaredType:
         values = {key: fields[key] for key in FIELDS if fields.get(key) is not None}
         if "retry" in values:
             values["retry"] = retry_policy_from_json(values["retry"])
+        if "sink" in values:
+            values.setdefault("mode", "sink")
         explicit = frozenset(key for key in RUN_FIELDS if key in values)
         return cls(name, explicit=explicit, **values)
 

@@ -3,7 +3,7 @@
 `SecretUrl` and `SecretText` are secret values that are shown masked. `mask_secrets` is for any other text,
 such as a driver's error. A text does not say where a password ends, so `mask_secrets` hides everything up to
 the last "@" of the line: rather too much than too little. `mask_secrets` hides every password without spaces;
-the settings refuse URLs with spaces.
+the settings refuse URLs with spaces. It also hides the secrets of toc's own tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _SPACE = re.compile(r"\s")
 _NAME_BACKWARDS = re.compile(r"[\w.-]*")
 _VALUE = re.compile(r"[^\s&]+")
 
+_TOKEN = re.compile(r"(toc_[0-9a-z]{12}_)[0-9A-Za-z]{43}", re.ASCII)
+
 _NAME_CHARS_MAX = 256
 
 _SECRET_NAME = re.compile(
@@ -35,7 +37,12 @@ _ARGUMENT_NAMES = frozenset({"key", "token", "auth"})
 
 def mask_secrets(text: str) -> str:
     """The text without the passwords of all URLs and options in it, in time linear in its length."""
-    return _mask_secret_options("\n".join(map(_mask_url_passwords, text.split("\n"))))
+    return mask_tokens(_mask_secret_options("\n".join(map(_mask_url_passwords, text.split("\n")))))
+
+
+def mask_tokens(text: str) -> str:
+    """The text without the secrets of toc's tokens (toc_ID_SECRET); their ids stay."""
+    return _TOKEN.sub(rf"\1{HIDDEN}", text) if "toc_" in text else text
 
 
 def is_secret_name(name: str) -> bool:

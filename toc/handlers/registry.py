@@ -93,11 +93,8 @@ class Registry:
                     f" the second one is {_source_location(function)}"
                 )
                 raise InvalidInput("biz_type", biz_type, rule)
-            is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-                getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
-            )
             self._specs[biz_type] = HandlerSpec(
-                biz_type, function, float(timeout), max_attempts, policy, is_async
+                biz_type, function, float(timeout), max_attempts, policy, is_async_handler(function)
             )
             return function
 
@@ -106,6 +103,10 @@ class Registry:
     def get(self, biz_type: str) -> HandlerSpec | None:
         """The handler of a type, else the handler of `"*"`, else None."""
         return self._specs.get(biz_type) or self._specs.get(EVERY_TYPE)
+
+    def has_own_handler(self, biz_type: str) -> bool:
+        """Whether a function is registered for this type by its name, not only for `"*"`."""
+        return biz_type in self._specs
 
     @property
     def handler_of_every_type(self) -> HandlerSpec | None:
@@ -116,6 +117,13 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._specs)
+
+
+def is_async_handler(function: Handler) -> bool:
+    """Whether the function, or the `__call__` of the object, is declared with `async def`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
+    )
 
 
 def _check_handler_function(function: object) -> None:

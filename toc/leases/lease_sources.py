@@ -90,14 +90,19 @@ class LeaseSources:
         with self._lock:
             for name in types:
                 self._awaited_s[name] = now_s
-                sources = self._types.get(name)
-                if sources is not None and not self._stopped:
-                    if not sources.pollers:
-                        sources.start_pollers(self._stages)
-                        self._watch_heads()
-                    sources.wake_pollers()
+                self._start_or_wake_pollers(name)
         for scanner in self._scanners:
             scanner.wake_if_waiting_for_permits()
+
+    def _start_or_wake_pollers(self, name: str) -> None:
+        """The caller holds the lock."""
+        sources = self._types.get(name)
+        if sources is None or self._stopped or not self._stages:
+            return
+        if not sources.pollers:
+            sources.start_pollers(self._stages)
+            self._watch_heads()
+        sources.wake_pollers()
 
     # ---- the types
 
@@ -128,6 +133,8 @@ class LeaseSources:
                     {each.topic: each.on_wakeup for each in self._types.values()},
                 )
                 self._listener.start()
+            for name in self._context.room.awaited_types():  # consumers that came before this call
+                self._start_or_wake_pollers(name)
         stop_services([each for sources in gone for each in sources.take_pollers()], STOP_S)
         if (
             old is not None

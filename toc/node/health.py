@@ -21,6 +21,7 @@ from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
 from toc.scanner.fallback import OverdueShardCount
 from toc.store.biz_types import Conflicts, describe_type_conflict
+from toc.store.nightly_status import NightlyStatus
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
 from toc.timer.reminders import Reminders
@@ -249,6 +250,35 @@ def health_of_reconciliation(
         means = f"the newest report in {reconcile.directory} names jobs"
         return HealthPart("reconciled", state, None, how, means)
     return HealthPart("reconciled", "up", None, how)
+
+
+def health_of_last_night(
+    settings: Settings, last: NightlyStatus | None, now_ms: int
+) -> HealthPart | None:
+    """The result of the last `toc nightly` of any node; None: there was none, and none is configured.
+
+    It is degraded when more than WHOLE_MS_MAX have passed since a good run, when the last run failed, and
+    when checks of the analysts' tables failed. Without nightly runs only the last run counts, not its age.
+    """
+    planned = settings.reconcile.nightly != "none"
+    if last is None:
+        means = f"the first run is at {settings.reconcile.nightly} UTC"
+        return HealthPart("last_night", "up", None, "never", means) if planned else None
+    how = f"{_format_age(now_ms - last.ended_ms)} ago, after {last.seconds:g} s: "
+    state: State = "degraded"
+    if last.findings:
+        how += f"{last.findings} checks of tables failed"
+        means = "`toc nightly` fills their days again; the table checks and the log say which"
+    elif last.failed:
+        how += "killed" if last.failed == "killed" else f"failed: {last.failed.replace(' ', ', ')}"
+        means = f"`toc nightly` runs it again; see {LOG_FILE} on the node that led"
+    elif planned and (last.good_ms is None or now_ms - last.good_ms > WHOLE_MS_MAX):
+        how += "good"
+        means = f"the next run is late: see {LOG_FILE} on the node that leads"
+    else:
+        state, means = "up", ""
+        how += "good"
+    return HealthPart("last_night", state, None, how, means)
 
 
 def _format_age(ms: int) -> str:

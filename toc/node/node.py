@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
@@ -28,6 +28,7 @@ from toc.node.health import (
 from toc.node.http_server import HttpServer
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.node.type_catalogue import TypeCatalogue
+from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
 from toc.reconcile.compare import ShardComparer
 from toc.reconcile.databases_and_redis import DatabasesAndRedis
@@ -43,10 +44,12 @@ from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
+from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ class Node:
     It takes its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all of them.
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
-    it gives back the jobs that have not started.
+    it gives back the jobs that have not started. `sinks`: the handlers of the kinds of sinks that it has.
     """
 
     def __init__(
@@ -73,8 +76,12 @@ class Node:
         handlers: Registry | None = None,
         clock: Clock | None = None,
         restart_wanted: Callable[[], None] = lambda: None,
+        sinks: SinkHandlers | None = None,
     ) -> None:
         self.settings = settings
+        self._sinks = sinks or {}
+        self._view: ClusterView | None = None  # the last one that was applied
+        self._popped_slot_amounts: Mapping[str, int] = {}
         self.name = process_name()
         self._clock = clock or SystemClock()
         self._handlers = handlers if handlers is not None else registry
@@ -132,7 +139,9 @@ class Node:
         self.catalogue = TypeCatalogue(
             self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
         )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
         self.catalogue.read_now()
+        log_differences(settings, self.catalogue.all())
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -156,7 +165,7 @@ class Node:
             database_metadata,
             self.reminders,
         )
-        self.worker = worker = Worker(process, self._handlers, self._restart_wanted)
+        self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
@@ -174,6 +183,7 @@ class Node:
         for service in services:
             service.start()
         self._join_cluster()
+        self.catalogue.add_listener(self._on_catalogue_change)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
@@ -245,7 +255,10 @@ class Node:
         amounts = self.settings.slot_amounts
         if self._handlers.handler_of_every_type:
             return amounts
-        topics = {self.settings.topic_of_biz_type(spec.biz_type) for spec in self._handlers}
+        names = {spec.biz_type for spec in self._handlers}
+        if self.worker is not None:
+            names |= self.worker.context.handlers.sink_type_names
+        topics = {self.settings.topic_of_biz_type(name) for name in names}
         return {topic: amount for topic, amount in amounts.items() if topic in topics}
 
     def _join_cluster(self) -> None:
@@ -274,14 +287,19 @@ class Node:
         with self._assignment_lock:
             self._apply_member_view(view)
 
+    def _on_catalogue_change(self) -> None:
+        """Pops the topics of types that were declared for a sink since the members changed last."""
+        with self._assignment_lock:
+            if self._view is not None and self._popped_slot_amounts != self._handled_slot_amounts():
+                self._apply_member_view(self._view)
+
     def _apply_member_view(self, view: ClusterView) -> None:
         """Takes this node's share of the work, given the members."""
         if self.work_sources is None or self._gauges is None:
             return
-        settings = self.settings
-        assignment = compute_assignment(
-            self._member_name, view.members, self._handled_slot_amounts(), settings.shards
-        )
+        settings, amounts = self.settings, self._handled_slot_amounts()
+        self._view, self._popped_slot_amounts = view, amounts
+        assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.
         self.work_sources.assign_shares(

@@ -11,11 +11,18 @@ from toc.cluster.membership import ClusterView
 from toc.cluster.roster import read_roster
 from toc.domain.ids import routing_bits_of
 from toc.errors import ClusterUnavailable, SettingsError, TimerUnavailable, TocError
-from toc.node.health import FOREIGN_MEANS, Health, HealthPart, health_of_reconciliation
+from toc.node.health import (
+    FOREIGN_MEANS,
+    Health,
+    HealthPart,
+    health_of_last_night,
+    health_of_reconciliation,
+)
 from toc.node.node import Node
 from toc.runtime.settings import Settings
 from toc.store.databases import Database, Databases
 from toc.store.due_pages import DuePages, DueRow
+from toc.store.nightly_status import read_nightly_status
 from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema import job_table_name
 from toc.timer.foreign_members import format_members
@@ -127,17 +134,21 @@ class StatusReader:
 
 
 def read_reconciliation_health(settings: Settings, databases: Databases) -> Iterator[HealthPart]:
-    """Yields the result of the last reconciliation, if the first database answers.
+    """Yields the results of the last reconciliation and of the last night, if the first database answers.
 
-    Yields nothing as well when there was no reconciliation and none is configured.
+    Yields nothing as well when there was none and none is configured.
     """
     try:
         last, now_ms = read_last_reconcile_result(databases), databases[0].now_ms()
+        night = read_nightly_status(databases)
     except Exception:  # noqa: BLE001 - the part of the database says so
         return
-    part = health_of_reconciliation(settings, last, now_ms)
-    if part is not None:
-        yield part
+    for part in (
+        health_of_reconciliation(settings, last, now_ms),
+        health_of_last_night(settings, night, now_ms),
+    ):
+        if part is not None:
+            yield part
 
 
 def check_foreign_members(settings: Settings, reminders: Reminders | None) -> Iterator[HealthPart]:

@@ -37,8 +37,9 @@ class TypeCatalogue:
         ]
 
     def start(self) -> None:
-        """Reads the copies of the databases that answer, then starts the services. Never raises."""
-        self.read_now()
+        """Reads the copies of the databases that answer, then starts the services."""
+        with suppress(StoreUnavailable, StatementFailed):  # the services try again
+            self.read_now()
         for service in self.services:
             service.start()
 
@@ -46,11 +47,19 @@ class TypeCatalogue:
         return stop_services(self.services, timeout_s)
 
     def read_now(self) -> None:
-        """Reads the copies of all databases that have passed their first check and answer."""
+        """Reads the copies of all databases that have passed their first check.
+
+        Raises StoreUnavailable or StatementFailed if no copy was ever read, and no database answers.
+        """
+        failed: StoreUnavailable | StatementFailed | None = None
         for database in self._databases:
             if not database.is_first_check_pending:
-                with suppress(StoreUnavailable, StatementFailed):
+                try:
                     self._cache.read_copy(database)
+                except (StoreUnavailable, StatementFailed) as error:
+                    failed = error
+        if failed is not None and not self._cache.was_read:
+            raise failed
 
     def get(self, name: str) -> DeclaredType | None:
         """The declaration of a type; None: it is not declared."""

@@ -1,16 +1,17 @@
-"""The archive: ended jobs go to Delta tables before they are purged.
+"""The archive: ended jobs and events go to Delta tables before they are purged.
 
-One database after the other, some days before the purger may delete its jobs:
+One database after the other, some days before the purger may delete its rows, and one table after the other:
 
-1. The run begins, in the row `archived_until` of the database's `toc_meta`, and in the table. From here on
-   no earlier run can change either. The row has a time: jobs that ended before this time are archived, and
-   may be purged. The table has such a time too; it is later if a run was killed between steps 4 and 5.
-2. The jobs that ended from the later one of these times on, and before a midnight (UTC), are written to new
+1. The run begins, in the table's row (`archived_until`, `events_archived_until`) of the database's
+   `toc_meta`, and in the table. From here on no earlier run can change either. The row has a position: jobs
+   that ended before this time, or events below this id, are archived, and may be purged. The table has such
+   a position too; it is later if a run was killed between steps 4 and 5.
+2. The rows from the later one of these positions on, and from before a midnight (UTC), are written to new
    files in the table's folder. No reader sees a file that no commit names.
 3. The files are read back from the store. Number and checksum of their rows per shard and day must be those
    that the database computes. If they differ, the run deletes the files, and nothing else has changed.
-4. One commit adds all files to the table, and sets the table's time.
-5. The time in the row is advanced; from then on the purger may delete.
+4. One commit adds all files to the table, and sets the table's position.
+5. The position in the row is advanced; from then on the purger may delete.
 
 A run that is killed before step 4 leaves files that no commit names; `archive_maintenance` deletes them.
 `archive_commits` explains why no row can be in the table twice.
@@ -18,24 +19,27 @@ A run that is killed before step 4 leaves files that no commit names; `archive_m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toc.errors import SettingsError, TocError
 from toc.reconcile.archive_checksums import DayChecksums, describe_checksum_differences
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
-from toc.reconcile.archive_files import delete_files
-from toc.reconcile.archive_jobs import (
-    JobCopy,
+from toc.reconcile.archive_copy import (
+    RowCopy,
+    TableArchive,
     VerifiedFile,
     read_database_checksums,
-    verify_job_files,
-    write_job_files,
+    verify_files,
+    write_files,
 )
-from toc.reconcile.archive_tables import JOBS
+from toc.reconcile.archive_events import EventArchive
+from toc.reconcile.archive_files import delete_files
+from toc.reconcile.archive_jobs import JobArchive
+from toc.reconcile.archive_tables import MARKS, TABLES
 from toc.reconcile.delta_tables import DELTA_ERRORS, describe_delta_error, open_files
 from toc.reconcile.executors import run_work
 from toc.reconcile.spark_errors import spark_error_types
@@ -44,8 +48,7 @@ from toc.runtime.private_files import private_umask
 from toc.runtime.setting_groups import Days
 from toc.runtime.settings import Settings
 from toc.store import archive_status
-from toc.store.archive_status import EndedJobWindow
-from toc.store.biz_types import read_known_types
+from toc.store.archive_status import ArchiveStatus
 from toc.store.column_types import sql_time_of_ms
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
@@ -55,12 +58,15 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction
     from pyspark.sql import SparkSession
 
+ARCHIVES: tuple[TableArchive, ...] = (JobArchive(), EventArchive())
+"""How each table is filled, in this order."""
+
 LEAD_DAYS = 3
-"""A job is archived so many days before the purger may delete the job: one day until its day ends, one until
+"""A row is archived so many days before the purger may delete the row: one day until its day ends, one until
 the next night, one for a night that failed."""
 
 SETTLED_MS = HOUR_MS
-"""Jobs that ended longer ago are certainly committed. Applies if retention is shorter than LEAD_DAYS."""
+"""Rows that are older are certainly committed. Applies if retention is shorter than LEAD_DAYS."""
 
 TRIES = 2
 """How often rows are copied and checked: a job that is redriven during the first try makes sums differ."""
@@ -69,15 +75,16 @@ DIFFERENCES_MAX = 20
 
 
 @dataclass(slots=True)
-class DatabaseArchiveResult:
-    """The result of archiving one database.
+class TableArchiveResult:
+    """The result of archiving the rows of one database in one table.
 
-    Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
+    index: of the database. Times in ms since 1970 UTC; until_ms equals since_ms if nothing was due.
 
     differing: a line for each shard and day in which archive and database differ (at most DIFFERENCES_MAX).
     error: why it could not be archived.
     """
 
+    table: str
     index: int
     since_ms: int = 0
     until_ms: int = 0
@@ -93,31 +100,35 @@ class DatabaseArchiveResult:
 
 @dataclass(slots=True)
 class ArchiveResult:
-    """The result of archiving all databases."""
+    """The result of archiving all databases, in the order of the work."""
 
-    databases: list[DatabaseArchiveResult] = field(default_factory=list)
+    parts: list[TableArchiveResult] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
-        return all(database.is_good for database in self.databases)
+        return all(part.is_good for part in self.parts)
 
     @property
     def has_differences(self) -> bool:
         """Whether archive and database differ somewhere: exit code 1."""
-        return any(database.differing for database in self.databases)
+        return any(part.differing for part in self.parts)
 
     @property
     def row_count(self) -> int:
-        return sum(database.rows for database in self.databases)
+        return sum(part.rows for part in self.parts)
+
+    def of_table(self, table: str) -> list[TableArchiveResult]:
+        """The results of one table, by database."""
+        return [part for part in self.parts if part.table == table]
 
 
-def archive_ended_jobs(
+def archive_due_rows(
     spark: SparkSession | None, settings: Settings, clock: Clock, tell: Callable[[str], None]
 ) -> ArchiveResult:
     """Archives the due days of every database that answers; `spark` None: in this process.
 
-    `tell` is called with a line for each database. Errors of servers and stores are in the result. Raises
-    SettingsError for a URL that delta-rs does not know.
+    `tell` is called with a line for each database and table. Errors of servers and stores are in the result.
+    Raises SettingsError for a URL that delta-rs does not know.
     """
     run = _ArchiveRun(spark, settings, tell)
     with (
@@ -125,36 +136,39 @@ def archive_ended_jobs(
         private_umask(),
     ):
         for database in databases:
-            run.archive_database(databases, database)
+            for archive in ARCHIVES:
+                run.archive_table(databases, database, archive)
     return run.result
 
 
-def begin_in_new_folder(settings: Settings, clock: Clock) -> dict[int, int]:
+def begin_in_new_folder(settings: Settings, clock: Clock) -> dict[str, dict[int, ArchiveStatus]]:
     """Makes the tables in `reconcile.archive` go on where the archive of another folder ends.
 
-    For a change of that setting. Returns by database the time, in ms since 1970, before which ended jobs are
-    in the other folder. Raises CannotArchive if the tables have rows of another system, DELTA_ERRORS, and
-    StoreUnavailable. Can be repeated.
+    For a change of that setting. Returns by table and database the status whose rows are in the other folder.
+    Raises CannotArchive if the tables have rows of another system, DELTA_ERRORS, and StoreUnavailable. Can be
+    repeated.
     """
-    begun = {}
+    begun: dict[str, dict[int, ArchiveStatus]] = {}
     with (
         closing(Databases.from_settings(settings, clock, pool_size=1)) as databases,
         private_umask(),
     ):
         for database in databases:
             DatabaseMetadata(databases).verify_and_record_meta(settings.facts, [database])
-            table = ArchiveTable.of_database(settings.reconcile.archive, JOBS, database)
-            status = archive_status.read_archive_status(database)
-            if status is not None and table.until_ms < status.until_ms:
-                status = archive_status.begin_archive_run(database)
-                table.begin_run(status.begun)
-                table.commit_files([], status.until_ms)
-                begun[database.index] = status.until_ms
+            for spec in TABLES:
+                table = ArchiveTable.of_database(settings.reconcile.archive, spec, database)
+                mark = MARKS[spec.name]
+                status = archive_status.read_archive_status(database, mark)
+                if status is not None and table.position < status.position:
+                    status = archive_status.begin_archive_run(database, mark)
+                    table.begin_run(status.begun)
+                    table.commit_files([], status.position, status.until_ms)
+                    begun.setdefault(spec.name, {})[database.index] = status
     return begun
 
 
 def archive_cutoff_ms(now_ms: int, days_min: Days) -> int:
-    """The midnight before which jobs must have ended to be archived; 0 if nothing is ever purged."""
+    """The midnight before which rows are archived; 0 if nothing is ever purged."""
     if days_min == "none":
         return 0
     age_ms = max(SETTLED_MS, round((days_min - LEAD_DAYS) * DAY_MS))
@@ -171,96 +185,93 @@ class _ArchiveRun:
             self._errors += spark_error_types()
         self.result = ArchiveResult()
 
-    def archive_database(self, databases: Databases, database: Database) -> None:
-        """Archives one database; errors go into its result."""
-        done = DatabaseArchiveResult(database.index)
-        self.result.databases.append(done)
+    def archive_table(
+        self, databases: Databases, database: Database, archive: TableArchive
+    ) -> None:
+        """Archives one table of one database; errors go into the result."""
+        done = TableArchiveResult(archive.spec.name, database.index)
+        self.result.parts.append(done)
         try:
-            self._archive_due_jobs(databases, database, done)
+            self._archive_due_rows(databases, database, archive, done)
         except SettingsError:
             raise
         except self._errors as error:
             done.error = describe_delta_error(error)
         if not done.is_good:
             for line in done.differing or [done.error]:
-                self._report_progress(database, line)
+                self._report_progress(done, line)
 
-    def _report_progress(self, database: Database, text: str) -> None:
-        self._tell(f"archive, database {database.index}: {text}")
+    def _report_progress(self, done: TableArchiveResult, text: str) -> None:
+        self._tell(f"archive, {done.table} of database {done.index}: {text}")
 
-    def _archive_due_jobs(
-        self, databases: Databases, database: Database, done: DatabaseArchiveResult
+    def _archive_due_rows(
+        self,
+        databases: Databases,
+        database: Database,
+        archive: TableArchive,
+        done: TableArchiveResult,
     ) -> None:
         # With fewer shards, rows that were never read would count as archived.
         DatabaseMetadata(databases).verify_and_record_meta(self._settings.facts, [database])
         until_ms = archive_cutoff_ms(
-            database.now_ms(), self._settings.retention.shortest_retention_days
+            database.now_ms(), archive.shortest_retention_days(self._settings.retention)
         )
         if not until_ms:
-            self._report_progress(database, "nothing is ever purged, so nothing is archived")
+            self._report_progress(done, "nothing is ever purged, so nothing is archived")
             return
-        table = ArchiveTable.of_database(self._settings.reconcile.archive, JOBS, database)
-        status = archive_status.read_archive_status(database)
+        table = ArchiveTable.of_database(self._settings.reconcile.archive, archive.spec, database)
+        status = archive_status.read_archive_status(database, table.mark)
         table.refuse_other_origin(status)
         if status is None or until_ms > status.until_ms:
-            status = archive_status.begin_archive_run(database)
+            status = archive_status.begin_archive_run(database, table.mark)
         done.since_ms = done.until_ms = status.until_ms
         if until_ms <= status.until_ms:
-            self._report_progress(database, "nothing is due")
+            self._report_progress(done, "nothing is due")
             return
         table.begin_run(status.begun)
-        window = EndedJobWindow(max(status.until_ms, table.until_ms), until_ms)
-        if window.since_ms < until_ms:
-            actions = self._write_and_verify_files(databases, database, table, window, done)
+        first = max(status.position, table.position)
+        known_ms = max(status.until_ms, table.until_ms)
+        end = archive.find_end(database, first, known_ms, until_ms)
+        if first < end:
+            copied = (table.url, f"database-{database.index}-run-{table.run}")
+            copy, items = archive.make_copy(databases, database, copied, first, end)
+            actions = self._write_and_verify_files(copy, items, done)
             if actions is None:
                 return
-            table.commit_files(actions, until_ms)
+            table.commit_files(actions, end, until_ms)
             done.files = len(actions)
-        if archive_status.advance_archived_until(database, status, until_ms) is None:
+        event_id = archive.event_id_at(end)
+        if archive_status.advance_archived_until(database, status, until_ms, event_id) is None:
             raise CannotArchive(
-                "another run of the archive has begun meanwhile; that run advances archived_until"
+                f"another run of the archive has begun meanwhile; that run advances {table.mark}"
             )
         done.until_ms = until_ms
         self._report_progress(
-            database,
-            f"{done.rows:,} jobs that ended before {sql_time_of_ms(until_ms)[:10]}, in {done.files} files; "
-            "count and checksum agree",
+            done,
+            f"{done.rows:,} rows from before {sql_time_of_ms(until_ms)[:10]}, in {done.files} "
+            "files; count and checksum agree",
         )
 
     def _write_and_verify_files(
-        self,
-        databases: Databases,
-        database: Database,
-        table: ArchiveTable,
-        window: EndedJobWindow,
-        done: DatabaseArchiveResult,
+        self, copy: RowCopy[Any], items: Sequence[Any], done: TableArchiveResult
     ) -> list[AddAction] | None:
-        """Writes the rows of the window to files; None: their checksums are not the database's."""
-        # The archive is kept for ever, so the names of types in this database must be readable. They are
-        # preferred to the names in other databases.
-        names = {**read_known_types(databases).names, **read_known_types([database]).names}
-        copy = JobCopy(
-            table.url, f"database-{database.index}-run-{table.run}", database.index, window, names
-        )
-        shards = database.shards
+        """Writes the rows of the copy to files; None: their checksums are not the database's."""
         for left in reversed(range(TRIES)):
-            written = run_work(self._spark, self._settings, partial(write_job_files, copy), shards)
+            written = run_work(self._spark, self._settings, partial(write_files, copy), items)
             verified: list[VerifiedFile] = run_work(
-                self._spark, self._settings, partial(verify_job_files, copy), written
+                self._spark, self._settings, partial(verify_files, copy), written
             )
             database_sums = run_work(
-                self._spark, self._settings, partial(read_database_checksums, copy), shards
+                self._spark, self._settings, partial(read_database_checksums, copy), items
             )
             archived = _merge_checksums([file.checksums for file in verified])
             found = list(describe_checksum_differences(archived, _merge_checksums(database_sums)))
             if not found:
                 done.rows = archived.row_count
                 return [file.action for file in verified]
-            delete_files(open_files(table.url), written)
+            delete_files(open_files(copy.url), written)
             if left:
-                self._report_progress(
-                    database, f"{len(found)} differences, trying again: {found[0]}"
-                )
+                self._report_progress(done, f"{len(found)} differences, trying again: {found[0]}")
         done.differing = found[:DIFFERENCES_MAX]
         return None
 

@@ -13,10 +13,13 @@ from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import DAY_MS
 
 WRONG_NAMES = -1
-"""Instead of a count: rows of which the name of the type or of the status is wrong."""
-
+"""Instead of a count: rows of which the name of the type or of the status, or the database, is wrong."""
 
 _TEXT = pa.large_string()  # the texts of a batch may be longer than 2 GB
+
+
+NO_SHARD = -1
+"""The shard of rows that belong to a database, not to a shard."""
 
 
 class DayChecksums(dict[tuple[int, int], tuple[int, int]]):
@@ -39,7 +42,7 @@ class DayChecksums(dict[tuple[int, int], tuple[int, int]]):
 
 
 def checksums_of_rows(batch: pa.RecordBatch, columns: Sequence[str]) -> list[int]:
-    """The CRC-32 of each row, of the same text as `_checksums_sql` in store/ended_jobs.py makes.
+    """The CRC-32 of each row, of the same text as `store.sql_expressions` makes.
 
     Raises ArrowInvalid for a time with a fraction of a millisecond: no database of toc has one.
     """
@@ -73,8 +76,9 @@ def describe_checksum_differences(archive: DayChecksums, database: DayChecksums)
     for shard, day in sorted(archive.keys() | database.keys()):
         ours, theirs = archive.get((shard, day)), database.get((shard, day))
         if ours != theirs:
+            place = "" if shard == NO_SHARD else f"shard {shard}, "
             yield (
-                f"shard {shard}, {sql_time_of_ms(day * DAY_MS)[:10]}: "
+                f"{place}{sql_time_of_ms(day * DAY_MS)[:10]}: "
                 f"the archive has {_describe_checksum(ours)}, "
                 f"the database {_describe_checksum(theirs)}"
             )

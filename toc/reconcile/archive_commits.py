@@ -1,8 +1,8 @@
 """Commits of the archive to a Delta table, so that each row is in the table once, whatever is killed.
 
-A table keeps two numbers for each database, as Delta's application transactions: the number of the run that
-began last, and the time before which ended rows are in the table. A commit changes both numbers and the list
-of files at once, or nothing.
+A table keeps numbers for each database, as Delta's application transactions: the number of the run that began
+last; the position before which rows are in the table, a time for jobs and an id for events; and the cutoff of
+the run that reached this position. A commit changes all numbers and the list of files at once, or nothing.
 
 delta-rs refuses a commit if another commit has changed a number that this commit changes too, since the
 version that this commit has read. A run of a database first commits its own number, without files. From here
@@ -23,6 +23,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, CommitProperties, Transaction
 
 from toc.errors import TocError
+from toc.reconcile.archive_tables import MARKS
 from toc.reconcile.delta_tables import (
     COMMIT_TRIES_MAX,
     TableSpec,
@@ -70,8 +71,13 @@ class ArchiveTable:
         return table_url(self.root, self.spec.name)
 
     @property
-    def until_ms(self) -> int:
-        """Rows of the database that ended before this time are in the table; 0: none is.
+    def mark(self) -> str:
+        """The row of `toc_meta` that says how far the table is."""
+        return MARKS[self.spec.name]
+
+    @property
+    def position(self) -> int:
+        """Rows of the database before this position (`ArchiveStatus.position`) are in the table; 0: none is.
 
         Since the run has begun, only this run can change the number.
         """
@@ -92,28 +98,36 @@ class ArchiveTable:
             )
         last = self._read_last_run(self._table)
         if last > (0 if status is None else status.begun):
-            until = sql_time_of_ms(self.until_ms)
             raise CannotArchive(
                 f"{self.url} has rows of run {last} of database {self.database}, but the database says that "
                 f"run {0 if status is None else status.begun} was the last one: was it restored from a "
-                f"backup? If so, set {ARCHIVED} in its toc_meta to '{until} run {last} of {last}' "
+                f"backup? If so, set {self.mark} in its toc_meta to '{self._status_of_table(last)}' "
                 "(docs/how-to/archive.md)"
             )
-        if status is not None and status.until_ms > self.until_ms:
+        if status is not None and status.position > self.position:
             # Perhaps a run has committed and then moved the mark since the table was opened.
             self._table = DeltaTable(self.url)
-            if status.until_ms > self.until_ms:
+            if status.position > self.position:
                 raise self._lacking_rows_error(status)
 
+    def _status_of_table(self, run: int) -> ArchiveStatus:
+        """What the database should say."""
+        event_id = None if self.mark == ARCHIVED else self.position
+        return ArchiveStatus(self.until_ms, run, run, event_id=event_id)
+
     def _lacking_rows_error(self, status: ArchiveStatus) -> CannotArchive:
-        until = sql_time_of_ms(self.until_ms) if self.until_ms else ""
-        has = f"has only jobs that ended before {until}" if until else "has no jobs"
+        has = f"has only {self._describe(self.position)}" if self.position else "has no rows"
         return CannotArchive(
-            f"{self.url} {has} of database {self.database}, but {ARCHIVED} in its toc_meta says that "
-            f"jobs until {sql_time_of_ms(status.until_ms)} are archived. Is the folder mounted, and is it "
+            f"{self.url} {has} of database {self.database}, but {self.mark} in its toc_meta says that "
+            f"{self._describe(status.position)} are archived. Is the folder mounted, and is it "
             "the right one? If the archive shall go on in a new folder, run `toc archive begin` "
             "(docs/how-to/archive.md)"
         )
+
+    def _describe(self, position: int) -> str:
+        if self.mark == ARCHIVED:
+            return f"jobs that ended before {sql_time_of_ms(position)}"
+        return f"events with ids below {position}"
 
     def begin_run(self, run: int) -> None:
         """Writes the number of this run. Raises CannotArchive if a later run has begun."""
@@ -121,15 +135,21 @@ class ArchiveTable:
         repeat_commit(self._try_to_begin)
         self._reload()
 
-    def commit_files(self, actions: Sequence[AddAction], until_ms: int) -> None:
-        """Adds files and sets `until_ms`, in one commit.
+    @property
+    def until_ms(self) -> int:
+        """The cutoff of the run that reached `position`, in ms since 1970; 0: no run has."""
+        return self._table.transaction_version(self._cutoff_app) or 0
+
+    def commit_files(self, actions: Sequence[AddAction], position: int, until_ms: int) -> None:
+        """Adds files and sets `position` and `until_ms`, in one commit.
 
         Raises CannotArchive if a later run has begun, and if this process does not see the files.
         """
         self._refuse_unseen_files(actions)
         numbers = [
             Transaction(self._run_app, self.run),
-            Transaction(self._until_app, until_ms),
+            Transaction(self._until_app, position),
+            Transaction(self._cutoff_app, until_ms),
         ]
 
         def try_to_commit() -> None:
@@ -137,7 +157,7 @@ class ArchiveTable:
                 self._commit(self._table, actions, numbers)
             except CommitFailedError:
                 self._reload()
-                if self.until_ms != until_ms:  # else only the answer of the commit was lost
+                if self.position != position:  # else only the answer of the commit was lost
                     raise
 
         repeat_commit(try_to_commit)
@@ -202,6 +222,10 @@ class ArchiveTable:
     @property
     def _until_app(self) -> str:
         return f"toc.until.{self.database_id}"
+
+    @property
+    def _cutoff_app(self) -> str:
+        return f"toc.cutoff.{self.database_id}"
 
     @property
     def _owner_property(self) -> str:

@@ -1,8 +1,9 @@
 """Deletes what the archive has of one business id, from the tables and from the files.
 
-The rows are deleted by commits; then the files that had these rows are deleted, so that no older version of a
-table shows them. Files of runs that were killed before their commit may have them too. Such a file is deleted
-if its run can commit no more: to make this certain, a new run is begun for its database.
+The jobs have the business id; their events have only the ids of the jobs. The rows are deleted by commits;
+then the files that had these rows are deleted, so that no older version of a table shows them. Files of runs
+that were killed before their commit may have them too. Such a file is deleted if its run can commit no more:
+to make this certain, a new run is begun for its database.
 
 Neither the log of a table nor the statistics in it have business ids. A compaction or a deletion that is
 killed just now may leave a file; the vacuum of the nightly run deletes it after a week (archive_maintenance).
@@ -21,7 +22,7 @@ from pyarrow import fs
 
 from toc.domain.biz_ids import BusinessId
 from toc.reconcile.archive_commits import ArchiveTable
-from toc.reconcile.archive_tables import TABLES
+from toc.reconcile.archive_tables import EVENTS, JOBS, MARKS
 from toc.reconcile.delta_tables import (
     TableSpec,
     find_table,
@@ -31,8 +32,9 @@ from toc.reconcile.delta_tables import (
     table_url,
 )
 from toc.runtime.private_files import private_umask
-from toc.store.archive_status import begin_archive_run, read_archive_status
+from toc.store.archive_status import EVENTS_ARCHIVED, begin_archive_run, read_archive_status
 from toc.store.databases import Databases
+from toc.store.event_reader import EventReader
 
 IDS_MAX = 1000
 """Job ids of one commit."""
@@ -41,14 +43,36 @@ _RUN_FILE = re.compile(r"database-(\d+)-run-\d+-[^/]*\.parquet", re.ASCII)
 
 
 def count_archived_rows(root: str, business: BusinessId) -> dict[str, int]:
-    """How many rows each table of the archive has of a business id. Reads the column of all files."""
-    found = {}
-    for spec in TABLES:
-        table = find_table(root, spec.name)
-        if table is not None:
-            query = f"SELECT COUNT(*) FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
-            found[spec.name] = _query_table(table, query)[0]
+    """How many rows each table of the archive has of a business id. Reads a few columns of all files."""
+    jobs = find_table(root, JOBS.name)
+    if jobs is None:
+        return {}
+    its = _sql_condition(business)
+    found = {JOBS.name: _query_tables(f"SELECT COUNT(*) FROM jobs WHERE {its}", jobs=jobs)[0]}  # noqa: S608
+    events = find_table(root, EVENTS.name)
+    if events is not None:
+        query = (
+            "SELECT COUNT(*) FROM events WHERE job_id IN "  # noqa: S608
+            f"(SELECT job_id FROM jobs WHERE {its})"
+        )
+        found[EVENTS.name] = _query_tables(query, jobs=jobs, events=events)[0]
     return found
+
+
+def find_unarchived_events(root: str, databases: Databases, business: BusinessId) -> int | None:
+    """A job of a business id that has an event which the archive will get; None: there is none.
+
+    Such an event would be archived after `forget_business`, and then nothing would say whose it is.
+    """
+    job_ids = _find_job_ids(root, business)
+    for database in databases:  # a row that was in the wrong table has its events in that database
+        status = read_archive_status(database, EVENTS_ARCHIVED)
+        reader = EventReader(database)
+        for part in _split_ids(job_ids):
+            found = reader.find_job_with_event(part, 0 if status is None else status.position)
+            if found is not None:
+                return found
+    return None
 
 
 def forget_business(
@@ -62,10 +86,12 @@ def forget_business(
     """
     deleted = {}
     with private_umask():
-        for spec in TABLES:
+        job_ids = _find_job_ids(root, business)
+        # Jobs last: if this is interrupted, they still say which events to delete.
+        for spec in (EVENTS, JOBS):
             if find_table(root, spec.name) is None:
                 continue
-            deleted[spec.name] = _delete_rows(root, spec, business, actor)
+            deleted[spec.name] = _delete_rows(root, spec, job_ids, actor)
             require_table(root, spec.name).vacuum(
                 # Only files that commits have removed; a run in progress has files that none names yet.
                 retention_hours=0, dry_run=False, enforce_retention_duration=False, full=False
@@ -74,10 +100,16 @@ def forget_business(
     return deleted
 
 
-def _delete_rows(root: str, spec: TableSpec, business: BusinessId, actor: str) -> int:
+def _find_job_ids(root: str, business: BusinessId) -> list[int]:
+    jobs = find_table(root, JOBS.name)
+    if jobs is None:
+        return []
+    query = f"SELECT DISTINCT job_id FROM jobs WHERE {_sql_condition(business)}"  # noqa: S608
+    return sorted(_query_tables(query, jobs=jobs))
+
+
+def _delete_rows(root: str, spec: TableSpec, job_ids: Sequence[int], actor: str) -> int:
     """Deletes by job_id: delta-rs writes the condition into the log, where the business id must not be."""
-    query = f"SELECT DISTINCT job_id FROM archived WHERE {_sql_condition(business)}"  # noqa: S608
-    job_ids = sorted(_query_table(require_table(root, spec.name), query))
     about = CommitProperties(custom_metadata={"toc": f"rows of a business id deleted by {actor}"})
 
     def delete_jobs(some: Sequence[int]) -> int:
@@ -85,25 +117,30 @@ def _delete_rows(root: str, spec: TableSpec, business: BusinessId, actor: str) -
         done = require_table(root, spec.name).delete(condition, commit_properties=about)
         return int(done["num_deleted_rows"])
 
-    parts = [job_ids[start : start + IDS_MAX] for start in range(0, len(job_ids), IDS_MAX)]
-    return sum(repeat_commit(partial(delete_jobs, part)) for part in parts)
+    return sum(repeat_commit(partial(delete_jobs, part)) for part in _split_ids(job_ids))
 
 
-def _query_table(table: DeltaTable, query: str) -> list[int]:
-    """The first column of the answer; the query names the table `archived`."""
-    answer = QueryBuilder().register("archived", table).execute(query).read_all()
-    return [int(value) for value in answer.column(0).to_pylist()]
+def _split_ids(job_ids: Sequence[int]) -> list[Sequence[int]]:
+    return [job_ids[start : start + IDS_MAX] for start in range(0, len(job_ids), IDS_MAX)]
+
+
+def _query_tables(query: str, **tables: DeltaTable) -> list[int]:
+    """The first column of the answer. tables: by their names in the query."""
+    builder = QueryBuilder()
+    for name, table in tables.items():
+        builder = builder.register(name, table)
+    return [int(value) for value in builder.execute(query).read_all().column(0).to_pylist()]
 
 
 def _delete_files_of_dead_runs(root: str, spec: TableSpec, databases: Databases) -> None:
     files = open_files(table_url(root, spec.name))
     for index, paths in _files_of_no_commit(root, spec, files).items():
-        status = read_archive_status(databases[index])
+        status = read_archive_status(databases[index], MARKS[spec.name])
         if status is None:
             continue
         table = ArchiveTable.of_database(root, spec, databases[index])
         table.refuse_other_origin(status)
-        mine = begin_archive_run(databases[index])
+        mine = begin_archive_run(databases[index], table.mark)
         table.begin_run(mine.begun)
         # From here on no earlier run can commit, so what was not committed until now never will be.
         named = _named_files(root, spec)

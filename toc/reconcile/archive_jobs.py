@@ -1,18 +1,14 @@
-"""Copies the ended jobs of some shards to files, and computes the checksums of files and databases.
-
-These are plain functions of the settings and of a few small items: they run on Spark's executors, or in this
-process.
-"""
+"""Ended jobs: which of them a run copies, and how it reads them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.transaction import AddAction
 
 from toc.domain.job import Status
 from toc.reconcile.archive_checksums import (
@@ -21,20 +17,23 @@ from toc.reconcile.archive_checksums import (
     checksums_of_rows,
     sum_by_number,
 )
-from toc.reconcile.archive_files import (
-    ArchiveFile,
-    Partition,
-    PartitionedWriter,
-    read_add_action,
-    read_batches,
+from toc.reconcile.archive_copy import (
+    PartitionRows,
+    RowCopy,
+    TableArchive,
+    day_number,
+    day_text,
+    values_as_batch,
 )
-from toc.reconcile.archive_tables import JOBS, TIME
-from toc.reconcile.delta_tables import open_files
+from toc.reconcile.archive_files import Partition
+from toc.reconcile.archive_tables import JOBS
+from toc.reconcile.delta_tables import TableSpec
 from toc.reconcile.id_ranges import split_into_id_ranges
-from toc.runtime.private_files import private_umask
+from toc.runtime.setting_groups import Days, RetentionSettings
 from toc.runtime.settings import Settings
 from toc.store.archive_status import EndedJobWindow
-from toc.store.column_types import sql_time_of_ms
+from toc.store.biz_types import read_known_types
+from toc.store.databases import Database, Databases
 from toc.store.ended_jobs import COLUMNS, DAY_MS, possible_ids_of_ended
 
 ROWS_MAX = 5000  # rows that a task reads at once
@@ -42,140 +41,109 @@ PAGE_BYTES = 16 * 2**20  # bytes of attributes that a task reads at once
 _STATUS_NAMES = {int(status): status.name.lower() for status in Status}
 
 
-class JobCopy(NamedTuple):
-    """The jobs of one database to be copied: those that ended in `window`.
+@dataclass(frozen=True, slots=True)
+class JobCopy(RowCopy[int]):
+    """The jobs of one database that ended from `first` on and before `end` (ms). An item is a shard."""
 
-    url: of the table. prefix: begins the names of the files. type_names: by type_no.
+    spec: ClassVar[TableSpec] = JOBS
+
+    @property
+    def window(self) -> EndedJobWindow:
+        return EndedJobWindow(self.first, self.end)
+
+    def read_rows(self, settings: Settings, items: Iterable[int]) -> Iterator[PartitionRows]:
+        """Reads the jobs of some shards."""
+        ids, number = possible_ids_of_ended(self.window), job_rows_per_read(settings)
+        for ended, shard, piece in split_into_id_ranges(settings, items, ids, number):
+            rows = ended.read_ended_rows(shard, piece, self.window)
+            yield from self._split_by_partition(shard, rows)
+
+    def sum_rows(self, partition: Partition, rows: pa.RecordBatch) -> DayChecksums:
+        """The checksums by shard."""
+        found, (day, biz_type) = DayChecksums(), partition
+        right = self._names_are_right(biz_type, rows)
+        sums = sum_by_number(rows.column("shard"), checksums_of_rows(rows, COLUMNS))
+        for shard, number, crc in sums:
+            found.add_rows(shard, day_number(day), number if right else WRONG_NAMES, crc)
+        return found
+
+    def sum_database(self, settings: Settings, items: Iterable[int]) -> DayChecksums:
+        """The checksums by shard."""
+        found, ids = DayChecksums(), possible_ids_of_ended(self.window)
+        pieces = split_into_id_ranges(settings, items, ids, settings.reconcile.page)
+        for ended, shard, piece in pieces:
+            for one in ended.read_day_checksums(shard, piece, self.window):
+                found.add_rows(shard, *one)
+        return found
+
+    def _split_by_partition(
+        self, shard: int, rows: Sequence[Sequence[Any]]
+    ) -> Iterator[PartitionRows]:
+        if not rows:
+            return
+        columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
+        places: dict[tuple[int, int], list[int]] = defaultdict(list)
+        keys = zip(columns["gmt_modified"], columns["type_no"], strict=True)
+        for place, (ended_ms, type_no) in enumerate(keys):
+            places[ended_ms // DAY_MS, type_no].append(place)
+        added: dict[str, Sequence[Any]] = {
+            "biz_id": [int(biz_id) for biz_id in columns["biz_id"]],
+            "status_name": [_STATUS_NAMES.get(status) for status in columns["status"]],
+            "shard": [shard] * len(rows),
+            "database": [self.database] * len(rows),
+        }
+        batch = values_as_batch(JOBS, columns | added)
+        for (day, type_no), some in places.items():
+            partition = (day_text(day), self.type_names.get(type_no))
+            yield partition, batch.take(pa.array(some))
+
+    def _names_are_right(self, biz_type: str | None, rows: pa.RecordBatch) -> bool:
+        types = pc.unique(rows.column("type_no")).to_pylist()
+        statuses = pc.binary_join_element_wise(
+            rows.column("status").cast(pa.string()), rows.column("status_name"), "="
+        )
+        right = {f"{number}={name}" for number, name in _STATUS_NAMES.items()}
+        databases = pc.unique(rows.column("database")).to_pylist()
+        return (
+            all(self.type_names.get(type_no) == biz_type for type_no in types)
+            and right.issuperset(pc.unique(statuses).to_pylist())
+            and databases == [self.database]
+        )
+
+
+class JobArchive(TableArchive):
+    """The table of ended jobs. A position is the time before which the jobs ended, in ms."""
+
+    spec: ClassVar[TableSpec] = JOBS
+
+    def shortest_retention_days(self, retention: RetentionSettings) -> Days:
+        """The shortest of the limits for jobs."""
+        return retention.shortest_retention_days
+
+    def find_end(self, database: Database, first: int, since_ms: int, until_ms: int) -> int:
+        """The cutoff itself."""
+        return max(first, until_ms)
+
+    def event_id_at(self, end: int) -> int | None:
+        """None: the status of jobs has only a time."""
+        return None
+
+    def make_copy(
+        self, databases: Databases, database: Database, table: tuple[str, str], first: int, end: int
+    ) -> tuple[JobCopy, Sequence[int]]:
+        """The copy, and the shards of the database."""
+        names = read_type_names(databases, database)
+        return JobCopy(*table, database.index, names, first, end), database.shards
+
+
+def read_type_names(databases: Databases, database: Database) -> dict[int, str]:
+    """The names of types by number. The archive is kept for ever, so this database must be readable.
+
+    Its names are preferred to the names in other databases.
     """
-
-    url: str
-    prefix: str
-    database: int
-    window: EndedJobWindow
-    type_names: Mapping[int, str]
-
-
-class VerifiedFile(NamedTuple):
-    """What a file in the store has. `action`: the entry of the file in the table's log."""
-
-    action: AddAction
-    checksums: DayChecksums
-
-
-def write_job_files(
-    copy: JobCopy, settings: Settings, shards: Iterable[int]
-) -> Iterator[ArchiveFile]:
-    """Writes the jobs of some shards to new files; yields the files. No reader sees them yet."""
-    with private_umask():
-        writer = PartitionedWriter(open_files(copy.url), JOBS, copy.prefix)
-        ids = possible_ids_of_ended(copy.window)
-        for ended, shard, piece in split_into_id_ranges(
-            settings, shards, ids, job_rows_per_read(settings)
-        ):
-            rows = ended.read_ended_rows(shard, piece, copy.window)
-            for partition, batch in _split_by_partition(copy, shard, rows):
-                writer.add_rows(partition, batch)
-        written = writer.close()
-    yield from written
-
-
-def verify_job_files(
-    copy: JobCopy, settings: Settings, written: Iterable[ArchiveFile]
-) -> Iterator[VerifiedFile]:
-    """Reads written files back. A file that is missing is left out, so that its rows are missing."""
-    files = open_files(copy.url)
-    for file in written:
-        try:
-            sums = _read_file_checksums(copy, file)
-            yield VerifiedFile(read_add_action(files, JOBS, file), sums)
-        except FileNotFoundError:
-            continue
-
-
-def read_database_checksums(
-    copy: JobCopy, settings: Settings, shards: Iterable[int]
-) -> Iterator[DayChecksums]:
-    """Checksums of the jobs that ended in the window, computed by the database."""
-    found = DayChecksums()
-    ids, rows = possible_ids_of_ended(copy.window), settings.reconcile.page
-    for ended, shard, piece in split_into_id_ranges(settings, shards, ids, rows):
-        for one in ended.read_day_checksums(shard, piece, copy.window):
-            found.add_rows(shard, *one)
-    yield found
+    return {**read_known_types(databases).names, **read_known_types([database]).names}
 
 
 def job_rows_per_read(settings: Settings) -> int:
     """How many rows a task reads at once."""
     return min(ROWS_MAX, settings.reconcile.page, PAGE_BYTES // settings.limits.attribute_bytes)
-
-
-def _split_by_partition(
-    copy: JobCopy, shard: int, rows: Sequence[Sequence[Any]]
-) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-    if not rows:
-        return
-    columns = dict(zip(COLUMNS, zip(*rows, strict=True), strict=True))
-    places: dict[tuple[int, int], list[int]] = defaultdict(list)
-    keys = zip(columns["gmt_modified"], columns["type_no"], strict=True)
-    for place, (ended_ms, type_no) in enumerate(keys):
-        places[ended_ms // DAY_MS, type_no].append(place)
-    batch = _rows_as_batch(copy, shard, columns)
-    for (day, type_no), some in places.items():
-        partition = (_day_text(day), copy.type_names.get(type_no))
-        yield partition, batch.take(pa.array(some))
-
-
-def _rows_as_batch(
-    copy: JobCopy, shard: int, columns: Mapping[str, Sequence[Any]]
-) -> pa.RecordBatch:
-    number = len(columns["job_id"])
-    values = dict(columns) | {
-        "biz_id": [int(biz_id) for biz_id in columns["biz_id"]],
-        "status_name": [_STATUS_NAMES.get(status) for status in columns["status"]],
-        "shard": [shard] * number,
-        "database": [copy.database] * number,
-    }
-    arrays = []
-    for field in JOBS.file_columns:
-        if field.type == TIME:
-            array = pa.array(values[field.name], pa.timestamp("ms", "UTC"))
-        elif pa.types.is_decimal(field.type):
-            array = pa.array(values[field.name], pa.uint64())
-        else:
-            array = pa.array(values[field.name], field.type)
-        arrays.append(array.cast(field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=JOBS.file_columns)
-
-
-def _read_file_checksums(copy: JobCopy, file: ArchiveFile) -> DayChecksums:
-    found = DayChecksums()
-    day_text, biz_type = file.partition
-    day = _day_number(day_text)
-    for batch in read_batches(open_files(copy.url), JOBS, file):
-        right = _names_are_right(copy, biz_type, batch)
-        sums = sum_by_number(batch.column("shard"), checksums_of_rows(batch, COLUMNS))
-        for shard, rows, crc in sums:
-            found.add_rows(shard, day, rows if right else WRONG_NAMES, crc)
-    return found
-
-
-def _names_are_right(copy: JobCopy, biz_type: str | None, batch: pa.RecordBatch) -> bool:
-    types = pc.unique(batch.column("type_no")).to_pylist()
-    statuses = pc.binary_join_element_wise(
-        batch.column("status").cast(pa.string()), batch.column("status_name"), "="
-    )
-    right = {f"{number}={name}" for number, name in _STATUS_NAMES.items()}
-    databases = pc.unique(batch.column("database")).to_pylist()
-    return (
-        all(copy.type_names.get(type_no) == biz_type for type_no in types)
-        and right.issuperset(pc.unique(statuses).to_pylist())
-        and databases == [copy.database]
-    )
-
-
-def _day_text(day: int) -> str:
-    return sql_time_of_ms(day * DAY_MS)[:10]
-
-
-def _day_number(text: str | None) -> int:
-    return int(pa.scalar(text, pa.string()).cast(pa.date32()).cast(pa.int32()).as_py())

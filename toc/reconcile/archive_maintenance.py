@@ -19,6 +19,7 @@ from toc.reconcile.delta_tables import (
     DAY,
     DELTA_ERRORS,
     WRITER,
+    TableSpec,
     describe_delta_error,
     find_table,
     repeat_commit,
@@ -40,13 +41,13 @@ UNNAMED_FILES_H = 168
 `reconcile.nightly_s_max` is a day at most. With 'none', no run may take so long."""
 
 
-def maintain_tables(root: str) -> list[str]:
-    """Compacts and vacuums all tables of the archive in `root`; returns a line for each table that fails.
+def maintain_tables(root: str, specs: Sequence[TableSpec] = TABLES) -> list[str]:
+    """Compacts and vacuums tables in `root`, by default the archive's; returns a line for each that fails.
 
     Never raises for errors of a store.
     """
     failed = []
-    for spec in TABLES:
+    for spec in specs:
         try:
             with private_umask():
                 if find_table(root, spec.name) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from toc.reconcile.delta_tables import DAY, TableSpec
+from toc.store.archive_status import ARCHIVED, EVENTS_ARCHIVED
 
 NUMBER, INT, TEXT = pa.int64(), pa.int32(), pa.string()
 UNSIGNED = pa.decimal128(20, 0)
@@ -55,5 +56,34 @@ JOBS = TableSpec(
 )
 """Ended jobs. `day`: on which the job ended. `error` and `dead_time` are the dead letter's."""
 
-TABLES = (JOBS,)
+EVENTS = TableSpec(
+    name="events",
+    version=1,
+    columns=pa.schema(
+        [
+            _required("event_id", NUMBER),
+            _required("event_time", TIME),
+            _required("job_id", NUMBER),
+            _required("what", TEXT),
+            _required("from_status", INT),
+            _required("to_status", INT),
+            _required("attempts", INT),
+            _required("actor", TEXT),
+            ("reason", TEXT),
+            ("run_id", TEXT),
+            ("related_job_id", UNSIGNED),
+            ("account", TEXT),
+            (BIZ_TYPE, TEXT),
+            _required("database", INT),
+            _required(DAY, pa.date32()),
+        ]
+    ),
+    indexed=("event_id", "event_time", "job_id"),
+)
+"""Changes of jobs by people and failures. `day`: of the event. `biz_type`: of the job, if it was there."""
+
+TABLES = (JOBS, EVENTS)
 """All tables of the archive."""
+
+MARKS = {JOBS.name: ARCHIVED, EVENTS.name: EVENTS_ARCHIVED}
+"""The row of `toc_meta` that says how far each table is, in each database."""

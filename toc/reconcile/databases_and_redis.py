@@ -10,11 +10,12 @@ from typing import TypeVar
 from toc.domain.disagreements import ComparedRow, ReminderPlace
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import slot_of_hash
-from toc.errors import NotFound, SettingsError
+from toc.errors import NotFound, SettingsError, StoreUnavailable
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.reconcile_reads import ReconcileReads
 from toc.store.schema_check import check_databases
 from toc.timer.reminders import Reminders
@@ -63,7 +64,10 @@ class DatabasesAndRedis:
         ):
             database_metadata = DatabaseMetadata(databases)
             check_databases(databases, database_metadata, settings.facts, used=used)
-            types = database_metadata.types
+            types, declared = database_metadata.types, database_metadata.declared
+            with suppress(StoreUnavailable):
+                declared.read_all_copies()
+            follow_pull_types(declared, settings.pull_types)
 
             def find_type_name(type_no: int) -> str:
                 # The copies of types that were read are asked first: no task should ask every database.

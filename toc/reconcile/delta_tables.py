@@ -174,11 +174,38 @@ def _refuse_other_files(root: str, spec: TableSpec) -> None:
 
 def replace_day(table: DeltaTable, spec: TableSpec, day: date, rows: pa.Table) -> None:
     """Replaces all rows of one day in one commit. `rows`: of `spec.columns`, each with this `day`."""
+    _replace_rows(table, spec, f"{DAY} = '{day.isoformat()}'", rows)
+
+
+def replace_days(
+    root: str, spec: TableSpec, days: Sequence[date], database: int, rows: pa.Table
+) -> None:
+    """Replaces all rows of some days of one database in one commit, also while others write to the table.
+
+    `rows`: of `spec.columns`, each with one of these days and this database; both are partitions. Makes the
+    table, if necessary. Raises SchemaMismatch and DELTA_ERRORS.
+    """
+    texts = ", ".join(f"'{day.isoformat()}'" for day in days)
+    predicate = f"{DAY} IN ({texts}) AND database = {database}"
+    repeat_commit(lambda: _replace_rows(open_table(root, spec), spec, predicate, rows))
+
+
+def append_rows(root: str, spec: TableSpec, rows: pa.Table) -> None:
+    """Adds rows in one commit. Makes the table, if necessary. Raises SchemaMismatch and DELTA_ERRORS."""
+    rows = rows.select(spec.columns.names).cast(spec.columns)
+    repeat_commit(
+        lambda: write_deltalake(
+            open_table(root, spec), rows, mode="append", writer_properties=WRITER
+        )
+    )
+
+
+def _replace_rows(table: DeltaTable, spec: TableSpec, predicate: str, rows: pa.Table) -> None:
     write_deltalake(
         table,
         rows.select(spec.columns.names).cast(spec.columns),
         mode="overwrite",
-        predicate=f"{DAY} = '{day.isoformat()}'",
+        predicate=predicate,
         writer_properties=WRITER,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from toc.errors import TocError
@@ -11,6 +11,7 @@ from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+from toc.store.nightly_status import read_nightly_status, record_nightly_status
 from toc.store.reconcile_status import (
     LastReconcileResult,
     read_last_reconcile_result,
@@ -38,6 +39,40 @@ def store_result(
             unclaimable=outcome.unclaimable,
         )
     return None
+
+
+def store_night(
+    settings: Settings,
+    clock: Clock,
+    *,
+    seconds: float,
+    code: int,
+    failed: Sequence[str],
+    findings: int = 0,
+) -> None:
+    """Stores the result of a nightly run that has just ended. `failed`: names of parts. Errors are logged."""
+    with _open_databases_logging_errors(settings, clock) as databases:
+        record_nightly_status(
+            databases,
+            seconds=seconds,
+            code=code,
+            failed=" ".join(failed),
+            findings=findings,
+            is_good=not failed,
+        )
+
+
+def store_killed_night(settings: Settings, clock: Clock, began_s: float, code: int) -> None:
+    """Stores that a nightly run was killed, or has ended without a result. `began_s`: by the monotonic clock.
+
+    Stores nothing if a nightly run has ended since. Errors are logged.
+    """
+    with _open_databases_logging_errors(settings, clock) as databases:
+        before, seconds = read_nightly_status(databases), clock.monotonic_s() - began_s
+        if before is None or before.ended_ms < databases.now_ms() - seconds * 1000:
+            record_nightly_status(
+                databases, seconds=seconds, code=code, failed="killed", findings=0, is_good=False
+            )
 
 
 def store_failed_run_result(settings: Settings, clock: Clock, began_s: float) -> None:

@@ -15,13 +15,16 @@ from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.setting_groups import Days, RetentionSettings
 from toc.runtime.settings import Settings
-from toc.store.archive_status import ArchiveStatus, read_archive_status
+from toc.store.archive_status import EVENTS_ARCHIVED, ArchiveStatus, read_archive_status
+from toc.store.audit_rows import delete_old_audit_rows
 from toc.store.biz_types import BizTypeCache
 from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
+from toc.store.declared_types import delete_old_versions
 from toc.store.ended_jobs import DAY_MS
-from toc.store.purge_pages import PurgeCandidate, PurgePages, delete_oldest_counts
+from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
+from toc.store.token_rows import delete_ended_tokens
 
 log = logging.getLogger(__name__)
 
@@ -30,20 +33,27 @@ REST_S_MAX = 60.0  # the longest pause, after a slow page
 
 
 class PurgeResult(NamedTuple):
-    """How many rows a pass has deleted. `held`: jobs old enough to delete but not in the archive yet."""
+    """How many rows a pass has deleted.
+
+    events: with replaced declarations of types. held, events_held: jobs and events that are old enough to
+    delete but not in the archive yet. audited: entries of the audit of HTTP, and tokens that were revoked or
+    are over.
+    """
 
     jobs: int
     events: int
     held: int
+    events_held: int
+    audited: int = 0
 
 
 class Purger(Service):
     """Purges the shards of one database that `set_shards` names; no shard before its first call.
 
     After each page the purger rests, so that all nodes together keep the database busy for at most `share`
-    of the time. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs are deleted only
-    when they are in the archive. Once the database records how far the archive is, that record counts
-    instead of `archives`, because settings may differ between nodes.
+    of the time. `type_name(type_no)`: the biz_type, for settings by type. `archives`: jobs and events are
+    deleted only when they are in the archive. Once the database records how far the archive is, that record
+    counts instead of `archives`, because settings may differ between nodes.
     """
 
     def __init__(
@@ -56,11 +66,12 @@ class Purger(Service):
         clock: Clock,
         *,
         archives: bool,
+        audit_days: Days = "none",
     ) -> None:
         super().__init__(f"toc-purger-{database.index}")
         self._database, self._purges, self._settings = database, purges, settings
         self._type_name, self._replicas, self._clock = type_name, replicas, clock
-        self._archives = archives
+        self._archives, self._audit_days = archives, audit_days
         self._new_shards: deque[tuple[Sequence[int], int]] = deque(maxlen=1)
         self._owned: Sequence[int] = ()
         self._nodes = 1
@@ -68,9 +79,12 @@ class Purger(Service):
         self._shards: deque[int] = deque()
         self._after = 0
         self._events_left = False
+        self._is_at_audit = False
         self._now_ms = 0
-        self._deleted_jobs = self._deleted_events = self._held = 0
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
         self._archived: ArchiveStatus | None = None
+        self._events_archived: ArchiveStatus | None = None
         self._began_s: float | None = None
         self._denial_was_logged = False
 
@@ -94,6 +108,7 @@ class Purger(Service):
             ReplicaLag(replicas, clock),
             clock,
             archives=settings.reconcile.archive != "none",
+            audit_days=settings.web.audit_days,
         )
 
     def run_pass(self, rest: Callable[[float], bool]) -> PurgeResult | None:
@@ -105,7 +120,13 @@ class Purger(Service):
         while True:
             wait_s = self._purge_next_page()
             if not self._pass_is_running:
-                return PurgeResult(self._deleted_jobs, self._deleted_events, self._held)
+                return PurgeResult(
+                    self._deleted_jobs,
+                    self._deleted_events,
+                    self._held,
+                    self._events_held,
+                    self._deleted_audit,
+                )
             if rest(wait_s):
                 return None
 
@@ -140,6 +161,8 @@ class Purger(Service):
         asked_s = self._clock.monotonic_s()
         if self._shards:
             self._purge_job_page(self._shards[0])
+        elif self._is_at_audit:
+            self._purge_audit_page()
         else:
             self._purge_event_page()
         took_s = self._clock.monotonic_s() - asked_s
@@ -173,11 +196,14 @@ class Purger(Service):
     def _begin_pass(self) -> None:
         self._now_ms = self._database.server_clock.clamp_server_time_ms(self._database.now_ms())
         self._archived = read_archive_status(self._database)
+        self._events_archived = read_archive_status(self._database, EVENTS_ARCHIVED)
         self._began_s = self._clock.monotonic_s()
         self._shards, self._after = deque(self._owned), 0
-        self._deleted_jobs = self._deleted_events = self._held = 0
-        # Events belong to the database, not to a shard: the node with its first shard purges them.
+        self._deleted_jobs = self._deleted_events = self._deleted_audit = 0
+        self._held = self._events_held = 0
+        # Events and audit entries belong to no shard: the node with the database's first shard purges them.
         self._events_left = self._database.shards[0] in self._owned
+        self._is_at_audit = False
 
     def _purge_job_page(self, shard: int) -> None:
         limit = self._settings.page
@@ -201,34 +227,64 @@ class Purger(Service):
             self._after = page[-1].job_id
 
     def _purge_event_page(self) -> None:
-        before_ms = self._days_ago_ms(self._settings.event_days)
-        deleted, after = self._purges.delete_old_events(
-            self._database, self._after, before_ms, self._now_ms, self._settings.page
+        ages = EventAges(self._days_ago_ms(self._settings.event_days), self._now_ms)
+        page = self._purges.delete_old_events(
+            self._database, self._after, ages, self._settings.page, self._may_delete_event
         )
-        metrics.PURGED.labels("event").inc(deleted)
-        self._deleted_events += deleted
-        self._after = after or 0
+        metrics.PURGED.labels("event").inc(page.deleted)
+        self._deleted_events += page.deleted
+        self._events_held += page.held
+        self._after = page.after or 0
+        if page.after is None:  # the last page of events
+            deleted = delete_old_versions(self._database, ages.before_ms, self._settings.page)
+            metrics.PURGED.labels("declaration").inc(deleted)
+            self._deleted_events += deleted
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
-        self._events_left = after is not None or delete_oldest_counts(
+        more = page.after is not None or delete_oldest_counts(
             self._database, sql_time_of_ms(self._days_ago_ms(self._settings.count_days))[:10]
         )
+        if not more:
+            self._is_at_audit = self._events_left = self._audit_days != "none"
+
+    def _purge_audit_page(self) -> None:
+        before_ms = self._days_ago_ms(self._audit_days)
+        deleted, after = delete_old_audit_rows(
+            self._database, self._after, before_ms, self._settings.page
+        )
+        if after is None:
+            deleted += delete_ended_tokens(self._database, before_ms)
+        metrics.PURGED.labels("audit").inc(deleted)
+        self._deleted_audit += deleted
+        self._after = after or 0
+        self._events_left = after is not None
 
     def _may_delete(self, row: PurgeCandidate) -> bool:
         if self._archived is None:
             return not self._archives
         return self._archived.covers_ended_job(row.job_id, row.changed_ms)
 
+    def _may_delete_event(self, event_id: int, event_ms: int) -> bool:
+        if self._events_archived is None:
+            # A system that archives jobs archives events too, from its next nightly run on.
+            return not self._archives and self._archived is None
+        return self._events_archived.covers_event(event_id, event_ms)
+
     def _log_pass_result(self) -> None:
-        deleted = self._deleted_jobs + self._deleted_events
+        deleted = self._deleted_jobs + self._deleted_events + self._deleted_audit
         if deleted:
             log.info("purged %d rows of database %d", deleted, self._database.index)
-        if self._held:
-            log.warning(
-                "database %d: %d jobs are old enough to go and not in the archive, which is %s",
-                self._database.index,
-                self._held,
-                f"until {self._archived}" if self._archived is not None else "empty",
-            )
+        for rows, held, archived in (
+            ("jobs", self._held, self._archived),
+            ("events", self._events_held, self._events_archived),
+        ):
+            if held:
+                log.warning(
+                    "database %d: %d %s are old enough to go and not in the archive, which is %s",
+                    self._database.index,
+                    held,
+                    rows,
+                    f"until {archived}" if archived is not None else "empty",
+                )
 
     def _days_to_keep(self, row: PurgeCandidate) -> Days:
         if row.is_dead:

@@ -58,6 +58,32 @@ class TopicSettings(_SettingGroup):
     )
 
 
+class TypeSettings(_SettingGroup):
+    """A declaration of a biz_type, which `toc types apply` writes into the catalogue."""
+
+    mode: Literal["handler", "pull", "sink"] | None = Field(
+        None,
+        description="who does the jobs: functions of workers (default), remote consumers, or the sink",
+    )
+    timeout_s: float | None = Field(
+        None, description="seconds that one run or lease may take (default: that of the handler)"
+    )
+    max_attempts: int | None = Field(
+        None, description="runs before a job is dead (default: that of the handler)"
+    )
+    retry: str | tuple[float, ...] | None = Field(
+        None,
+        description="'webhook', 'exponential' or a list of seconds between attempts "
+        "(default: that of the handler)",
+    )
+    payload_schema: str | None = Field(
+        None,
+        min_length=1,
+        description="a file with the JSON Schema of the attribute; its path begins where toc.toml is",
+    )
+    sink: str | None = Field(None, description="'webhook:NAME': where the jobs are sent")
+
+
 class TimerSettings(_SettingGroup):
     """The Redis timer."""
 
@@ -416,7 +442,7 @@ class RetentionSettings(_SettingGroup):
 
 
 class CatalogueSettings(_SettingGroup):
-    """The declared types (docs/adr/0040-declared-types.md)."""
+    """The declared types (docs/how-to/types.md)."""
 
     refresh_s: float = Field(
         5,
@@ -488,6 +514,20 @@ class ReconcileSettings(_SettingGroup):
         min_length=1,
         description="where ended jobs go, as Delta tables, before they are purged: a directory, or a URL as "
         "s3://bucket/toc; 'none': nowhere",
+    )
+    table_days: int = Field(
+        7,
+        ge=1,
+        le=31,
+        description="days back that a night fills if analysts' tables lack them, and whose cohorts it counts "
+        "again",
+    )
+    table_rows_max: int = Field(
+        2_000_000,
+        ge=1000,
+        le=20_000_000,
+        description="groups of type, hour, shard and node that the tables of a database may have in the days "
+        "that are counted at once; about 150 bytes of memory each",
     )
     spark: Annotated[
         dict[str, str],

@@ -36,10 +36,11 @@ from pydantic_settings import (
 )
 from sqlalchemy.engine import make_url
 
+from toc.domain.declared_type import DeclaredType
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
-from toc.errors import SettingsError
+from toc.errors import InvalidInput, SettingsError
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.setting_groups import (
     OVERDUE_S,
@@ -54,6 +55,7 @@ from toc.runtime.setting_groups import (
     ScannerSettings,
     TimerSettings,
     TopicSettings,
+    TypeSettings,
     Url,
     WorkerSettings,
 )
@@ -111,6 +113,10 @@ class Settings(BaseSettings):
     )
     topics: dict[str, TopicSettings] = Field(
         default_factory=dict, description="the topics by name; 'default' always exists"
+    )
+    types: dict[str, TypeSettings] = Field(
+        default_factory=dict,
+        description="declarations of types by name (docs/how-to/types.md)",
     )
     pool_size: int = Field(
         16, ge=1, le=1000, description="connections per database and process, at most"
@@ -194,6 +200,17 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"the URL of database {index} must be mysql: no other can be moved"
                 )
+        return value
+
+    @field_validator("types")
+    @classmethod
+    def _check_declarations(cls, value: dict[str, TypeSettings]) -> dict[str, TypeSettings]:
+        for name, fields in value.items():
+            given = fields.model_dump(exclude={"payload_schema"}, exclude_none=True)
+            try:
+                DeclaredType.from_fields(name, given)
+            except InvalidInput as error:
+                raise ValueError(f"{name}: {error}") from None
         return value
 
     @field_validator("redis_url")
@@ -403,6 +420,10 @@ def load_settings(**overrides: Any) -> Settings:
 # ---- names
 
 
+NAMED_GROUPS: Mapping[str, type[BaseModel]] = {"topics": TopicSettings, "types": TypeSettings}
+"""The settings that are groups by a name, as `[topics.orders]`."""
+
+
 def environment_variable_of(path: Iterable[str]) -> str:
     """The environment variable of a setting: ("worker", "concurrency") is TOC_WORKER__CONCURRENCY."""
     return "TOC_" + "__".join(path).upper()
@@ -412,8 +433,8 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
     """Every single setting, as the names that lead to it; "*" stands for the name of a topic, or an index."""
     for name, field in model.model_fields.items():
         part = field.annotation
-        if part == dict[str, TopicSettings]:
-            yield from ((name, "*", *rest) for rest in setting_paths(TopicSettings))
+        if model is Settings and (named := NAMED_GROUPS.get(name)):
+            yield from ((name, "*", *rest) for rest in setting_paths(named))
         elif part == dict[int, Url]:
             yield (name, "*")
         elif isinstance(part, type) and issubclass(part, BaseModel):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox
-from toc.store.due_pages import DuePages
+from toc.store.due_pages import DuePages, TypesExcept
 
 BEGINNING = (0, 0)
 
@@ -23,7 +23,7 @@ class OverduePage(NamedTuple):
 
 
 class OverduePages:
-    """Overdue pages of one database. `types()`: type numbers with a handler in this process; None: all."""
+    """Overdue pages of one database. `types()`: type numbers that this process runs; None: all."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class OverduePages:
         pages: DuePages,
         permits: PermitSource,
         inbox: Inbox[JobBatch],
-        types: Callable[[], Collection[int] | None],
+        types: Callable[[], Collection[int] | TypesExcept | None],
         page_rows: int,
     ) -> None:
         self._database, self._pages, self._permits = database, pages, permits

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
 from toc.store import declared_types
+from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
+from toc.store.token_rows import TOKEN_COLUMNS
 
 JOBS = "toc_job_…"
 """A placeholder for every job table."""
@@ -27,6 +29,11 @@ EVENT_COLUMNS = (
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
 _DECLARATIONS = f"INSERT ({', '.join(declared_types.COLUMNS)})"
 _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
+
+_AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
+_NEW_TOKENS = f"INSERT ({', '.join(TOKEN_COLUMNS)})"
+# A process that serves HTTP can make no token, and cannot give one more rights or a later end.
+_USED_TOKENS = "UPDATE (last_used_time, revoked_time)"
 
 Rights = Sequence[str]
 
@@ -75,6 +82,18 @@ ROLES: dict[str, Role] = {
             "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
         },
     ),
+    "web": Role(
+        "`toc web`: all that clients may ask for over HTTP",
+        ("SELECT",),
+        {
+            **_CLIENT,
+            "toc_dead_job": ("INSERT", "DELETE"),
+            "toc_meta": ("INSERT", _VALUE),
+            "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_token": (_USED_TOKENS,),
+            "toc_audit": (_AUDIT,),
+        },
+    ),
     "operator": Role(
         "people who change jobs and types: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "
         "`toc reconcile`, `toc nightly`",
@@ -86,8 +105,13 @@ ROLES: dict[str, Role] = {
             "toc_declared_type": (_DECLARATIONS,),
         },
     ),
+    "tokens": Role(
+        "people who say who may use HTTP: `toc token`",
+        ("SELECT",),
+        {"toc_token": (_NEW_TOKENS, "UPDATE (revoked_time)"), "toc_audit": (_AUDIT,)},
+    ),
     "reader": Role(
-        "people who look: `toc sql`, `toc explain`, `toc status`, `toc migrate --status`",
+        "people who look: `toc sql`, `toc explain`, `toc status`, `toc audit`, `toc migrate --status`",
         ("SELECT", "SHOW VIEW"),
         # `toc sql` opens 4 connections per database and person: the limit leaves connections for the workers.
         limits=" WITH MAX_USER_CONNECTIONS 40",
@@ -101,6 +125,8 @@ ROLES: dict[str, Role] = {
             "toc_event": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
             "toc_declared_type": ("DELETE",),
+            "toc_token": ("DELETE",),
+            "toc_audit": ("DELETE",),
         },
     ),
     "mover": Role(

@@ -11,13 +11,16 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select
 
-from toc.store.databases import Database
+from toc.errors import StatementFailed, StoreUnavailable, TocError
+from toc.store.databases import Database, Databases
 
 AUDIT_COLUMNS = (
     "audit_time", "token_id", "owner", "address", "action", "target", "calls", "rows_changed", "outcome",
     "request_id",
 )  # fmt: skip
 """The columns of an INSERT. The server itself writes each entry's number and account."""
+
+TARGET_CHARS_MAX = 512
 
 
 class AuditRow(NamedTuple):
@@ -52,6 +55,23 @@ def insert_audit_rows(database: Database, rows: Sequence[AuditRow]) -> None:
     """Writes entries to one database in one transaction. Raises StoreUnavailable."""
     values = [dict(zip(AUDIT_COLUMNS, row, strict=True)) for row in rows]
     database.run_transaction(lambda connection: connection.execute(insert(database.audit), values))
+
+
+def insert_into_any_database(databases: Databases, rows: Sequence[AuditRow], first: int = 0) -> int:
+    """Writes entries to the database `first`, or to the next one that accepts them; returns its index.
+
+    Raises StoreUnavailable or StatementFailed, of the last one, if none accepts them.
+    """
+    failed: TocError | None = None
+    for database in (*databases.all[first:], *databases.all[:first]):
+        try:
+            insert_audit_rows(database, rows)
+        except (StoreUnavailable, StatementFailed) as error:
+            failed = error
+        else:
+            return database.index
+    assert failed is not None  # noqa: S101 - there is at least one database
+    raise failed
 
 
 def read_audit_page(

@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from toc.errors import TocError
-from toc.store.archive_status import ARCHIVED
+from toc.store.archive_status import MARKS
 from toc.store.database_home import HOME, MOVING_TO
 from toc.store.move_server_session import (
     ANSWER_S,
@@ -47,7 +47,7 @@ PAUSE_S_MAX = 10.0
 
 _LOCK_WAIT, _INTERRUPTED, _NO_SUCH_THREAD = 1205, 1317, 1094
 
-MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, ARCHIVED})
+MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, *MARKS})
 """Rows of `toc_meta` in which the two servers may differ."""
 
 

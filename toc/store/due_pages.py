@@ -38,6 +38,12 @@ class DueRow(NamedTuple):
         return self.key[1]
 
 
+class TypesExcept(NamedTuple):
+    """Every type number except these."""
+
+    numbers: frozenset[int]
+
+
 class DuePages:
     """Reads due rows from the primaries, a new transaction per page."""
 
@@ -68,7 +74,7 @@ class DuePages:
         shard: int,
         after: tuple[int, int],
         grace_ms: int,
-        types: Collection[int] | None,
+        types: Collection[int] | TypesExcept | None,
         limit: int,
     ) -> list[DueRow]:
         """Live rows whose due time, or lease if they run, ended more than `grace_ms` ago; oldest due first.
@@ -115,7 +121,7 @@ class DuePages:
         shard: int,
         after: tuple[int, int],
         until: Collection[ColumnElement[bool]],
-        types: Collection[int] | None,
+        types: Collection[int] | TypesExcept | None,
         limit: int,
     ) -> list[DueRow]:
         query = (  # guard: load-running-too
@@ -124,7 +130,9 @@ class DuePages:
             .order_by(c.due_time, c.job_id)
             .limit(limit)
         )
-        if types is not None:
+        if isinstance(types, TypesExcept):
+            query = query.where(c.type_no.not_in(sorted(types.numbers)))
+        elif types is not None:
             query = query.where(c.type_no.in_(sorted(types)))
         rows = self._databases.select(query, shard)
         return [DueRow((due_ms, job_id), *rest) for due_ms, job_id, *rest in rows]

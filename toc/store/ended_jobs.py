@@ -1,4 +1,4 @@
-"""Reads and counts ended jobs, for the archive and for statistics.
+"""Reads ended jobs, for the archive.
 
 There is no index on the time when a job ended (ADR 12), so a shard is walked by its primary key, in ranges
 of a fixed number of rows, live or ended: each statement is short. The statements lock no row. Times are ms
@@ -16,18 +16,15 @@ from sqlalchemy import select, text
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.archive_status import AHEAD_MS, EndedJobWindow
-from toc.store.column_types import millis_of_column, sql_time_of_ms
+from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Databases
 from toc.store.driver_errors import explain_missing_table
 from toc.store.schema import JOB, job_table_name
+from toc.store.sql_expressions import DayChecksum, SqlExpressions, expressions_of
 
 DAY_MS, HOUR_MS = 86_400_000, 3_600_000
 
-BOUNDS_MS = (
-    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000,
-    100_000, 200_000, 500_000, 1_000_000, 2_000_000, 3_600_000,
-)  # fmt: skip
-"""The inclusive upper bounds of the buckets of lateness. The last bucket has no bound."""
+ENDED_STATUSES = tuple(int(status) for status in Status if not status.live)
 
 COLUMNS = (
     "job_id", "biz_id", "type_no", "status", "gmt_create", "gmt_modified", "action_time", "due_time",
@@ -49,44 +46,9 @@ class IdRange(NamedTuple):
     end: int
 
 
-class DayChecksum(NamedTuple):
-    """How many jobs ended on a day. `crc`: the sum of the CRC-32 of their rows. `day`: counted since 1970."""
-
-    day: int
-    rows: int
-    crc: int
-
-
-class EndedJobCount(NamedTuple):
-    """How many ended jobs have the same day, hour, type_no, status and bucket.
-
-    day: of the end of the jobs. hour: of their action_time. Both are counted since 1970. bucket: how many of
-    BOUNDS_MS the lateness exceeds; None: the lateness was not measured, because the jobs were tried more than
-    once, or never. late_ms: the sum of the lateness.
-    """
-
-    day: int
-    hour: int
-    type_no: int
-    status: int
-    bucket: int | None
-    jobs: int
-    retried: int
-    late_ms: int
-    late_ms_max: int
-
-
-class CreatedPerHour(NamedTuple):
-    """How many jobs of one type were created in one hour. `hour`: hours since 1970."""
-
-    hour: int
-    type_no: int
-    jobs: int
-
-
 @dataclass(frozen=True, slots=True)
 class EndedJobReader:
-    """Reads and counts ended jobs. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
+    """Reads ended jobs. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
 
     databases: Databases
 
@@ -125,33 +87,17 @@ class EndedJobReader:
             for row in self._select_in_window(shard, _checksums_sql, ids, window)
         ]
 
-    def count_ended(self, shard: int, ids: IdRange, window: EndedJobWindow) -> list[EndedJobCount]:
-        """Counts the jobs that ended within the window, by type, status, time and lateness."""
-        return [
-            EndedJobCount._make(value if value is None else int(value) for value in row)
-            for row in self._select_in_window(shard, _count_ended_sql, ids, window)
-        ]
-
-    def count_created(
-        self, shard: int, ids: IdRange, window: EndedJobWindow
-    ) -> list[CreatedPerHour]:
-        """Counts the jobs of any status that were created within the window (gmt_create)."""
-        return [
-            CreatedPerHour(*map(int, row))
-            for row in self._select_in_window(shard, _count_created_sql, ids, window)
-        ]
-
     def _select_in_window(
         self,
         shard: int,
-        sql: Callable[[_SqlExpressions], str],
+        sql: Callable[[SqlExpressions], str],
         ids: IdRange,
         window: EndedJobWindow,
     ) -> Sequence[Any]:
         database = self.databases.database_of_shard(shard)
         dead = database.engine.dialect.identifier_preparer.format_table(database.dead)
         tables = {"job": database.job_table_name(shard), "dead": dead}
-        statement = text(sql(_SQLITE if database.sqlite else _MYSQL).format(**tables))
+        statement = text(sql(expressions_of(database)).format(**tables))
         values = {
             "first": ids.first,
             "end": ids.end,
@@ -175,53 +121,18 @@ def possible_ids_of_created(window: EndedJobWindow) -> IdRange:
 # ---- SQL as text: aggregates over expressions that each kind of server writes in its own way
 
 
-class _SqlExpressions(NamedTuple):
-    """Templates of SQL expressions; {0} and {1} stand for their arguments."""
-
-    ms: str  # a DATETIME(3) as ms since 1970
-    late_ms: str  # ms from the first time to the second; 0 if the second is earlier (clocks differ)
-    whole: str  # an integer division, rounded down
-    unsigned: str  # a BIGINT UNSIGNED, or its digits
-    sized: str  # length in bytes, '=', text: joined texts stay unambiguous
-    crc32: str  # the CRC-32 of texts that are joined by "|", in UTF-8
-    between_parts: str
-    bucket: str  # how many of BOUNDS_MS a number exceeds
-
-
-_MYSQL = _SqlExpressions(  # and MariaDB
-    ms=millis_of_column.mysql,
-    late_ms="GREATEST(0, TIMESTAMPDIFF(MICROSECOND, {0}, {1}) DIV 1000)",
-    whole="{0} DIV {1}",
-    unsigned="{0}",
-    sized="CONCAT(OCTET_LENGTH({0}), '=', {0})",
-    crc32="CRC32(CONVERT(CONCAT_WS('|', {0}) USING utf8mb4))",
-    between_parts=", ",
-    bucket=f"INTERVAL({{0}}, {', '.join(str(bound + 1) for bound in BOUNDS_MS)})",
-)
-_SQLITE = _SqlExpressions(
-    ms=millis_of_column.sqlite,
-    late_ms=f"MAX(0, {millis_of_column.sqlite.replace('{0}', '{1}')} - {millis_of_column.sqlite})",
-    whole="{0} / {1}",
-    unsigned="printf('%llu', {0})",
-    sized="length(CAST({0} AS BLOB)) || '=' || {0}",
-    crc32="toc_crc32({0})",
-    between_parts=" || '|' || ",
-    bucket=" + ".join(f"({{0}} > {bound})" for bound in BOUNDS_MS),
-)
-
-
 _FROM = "FROM {job} AS j"
 _WITH_LETTER = (
     f"{_FROM} LEFT JOIN {{dead}} AS d ON j.status = {Status.DEAD} AND d.job_id = j.job_id"
 )
 _RANGE = "WHERE j.job_id >= :first AND j.job_id < :end"
 _ENDED = (
-    f"{_RANGE} AND j.status IN ({', '.join(str(int(s)) for s in Status if not s.live)}) "
+    f"{_RANGE} AND j.status IN ({', '.join(map(str, ENDED_STATUSES))}) "
     "AND j.gmt_modified >= :since AND j.gmt_modified < :until"
 )
 
 
-def _column_expressions(of: _SqlExpressions) -> dict[str, str]:
+def _column_expressions(of: SqlExpressions) -> dict[str, str]:
     found = {}
     for name in COLUMNS:
         column = f"{'d' if name in ('error', 'dead_time') else 'j'}.{name}"
@@ -229,40 +140,15 @@ def _column_expressions(of: _SqlExpressions) -> dict[str, str]:
     return found | {"biz_id": of.unsigned.format("j.biz_id")}
 
 
-def _ended_rows_sql(of: _SqlExpressions) -> str:
+def _ended_rows_sql(of: SqlExpressions) -> str:
     columns = ", ".join(_column_expressions(of).values())
     return f"SELECT {columns} {_WITH_LETTER} {_ENDED} ORDER BY j.job_id"
 
 
-def _checksums_sql(of: _SqlExpressions) -> str:
+def _checksums_sql(of: SqlExpressions) -> str:
     columns = _column_expressions(of)
     day = of.whole.format(columns["gmt_modified"], DAY_MS)
-    parts = [of.sized.format(x) if name in TEXTS else x for name, x in columns.items()]
-    crc32 = of.crc32.format(of.between_parts.join(f"COALESCE({part}, '-')" for part in parts))
     return (
-        f"SELECT {day} AS ended_day, COUNT(*), SUM({crc32}) "
+        f"SELECT {day} AS ended_day, COUNT(*), SUM({of.crc32_of_row(columns, TEXTS)}) "
         f"{_WITH_LETTER} {_ENDED} GROUP BY ended_day"
-    )
-
-
-def _count_ended_sql(of: _SqlExpressions) -> str:
-    day = of.whole.format(of.ms.format("j.gmt_modified"), DAY_MS)
-    hour = of.whole.format(of.ms.format("j.action_time"), HOUR_MS)
-    late_ms = of.late_ms.format("j.action_time", "j.claim_time")
-    measured = f"j.status = {Status.DONE} AND j.attempts = 1 AND j.claim_time IS NOT NULL"
-    return (
-        f"SELECT {day} AS ended_day, {hour} AS action_hour, j.type_no, j.status, "
-        f"CASE WHEN {measured} THEN {of.bucket.format(late_ms)} END AS bucket, COUNT(*), "
-        "SUM(j.attempts > 1), "
-        f"COALESCE(SUM(CASE WHEN {measured} THEN {late_ms} END), 0), "
-        f"COALESCE(MAX(CASE WHEN {measured} THEN {late_ms} END), 0) "
-        f"{_FROM} {_ENDED} GROUP BY ended_day, action_hour, j.type_no, j.status, bucket"
-    )
-
-
-def _count_created_sql(of: _SqlExpressions) -> str:
-    hour = of.whole.format(of.ms.format("j.gmt_create"), HOUR_MS)
-    return (
-        f"SELECT {hour} AS made_hour, j.type_no, COUNT(*) {_FROM} {_RANGE} "
-        "AND j.gmt_create >= :since AND j.gmt_create < :until GROUP BY made_hour, j.type_no"
     )

@@ -15,7 +15,7 @@ of a deleted job says when jobs of the same age were deleted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -74,6 +74,24 @@ class PurgesAroundId:
     since: str | None
 
 
+class EventAges(NamedTuple):
+    """Events before `before_ms` are old, those between it and `now_ms` young. In ms since 1970."""
+
+    before_ms: int
+    now_ms: int
+
+
+class EventPage(NamedTuple):
+    """How many events of a page were deleted, and how many old ones were not.
+
+    after: that of the next page; None: all later events are young.
+    """
+
+    deleted: int
+    held: int
+    after: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class PurgePages:
     """Reads and deletes old jobs and events for a purger."""
@@ -102,12 +120,17 @@ class PurgePages:
             return database.run_transaction(partial(_lock_and_delete, database, shard, asked))
 
     def delete_old_events(
-        self, database: Database, after: int, before_ms: int, now_ms: int, limit: int
-    ) -> tuple[int, int | None]:
-        """Reads the next `limit` events by id, above `after`, and deletes events older than `before_ms`.
+        self,
+        database: Database,
+        after: int,
+        ages: EventAges,
+        limit: int,
+        may_delete: Callable[[int, int], bool],
+    ) -> EventPage:
+        """Reads the next `limit` events by id, above `after`, and deletes the old ones of them.
 
-        Returns the number of deleted events, and the `after` of the next call; None: all later events are
-        younger. (An event with a future time is ignored here: a clock was ahead.)
+        may_delete(event_id, event_ms): whether an old event may be deleted. (An event with a future time is
+        ignored here: a clock was ahead.)
         """
         event = database.event
         query = (
@@ -117,12 +140,13 @@ class PurgePages:
             .limit(limit)
         )
         rows = database.select(query)
-        old = [event_id for event_id, at_ms in rows if at_ms < before_ms]
-        if old:
-            database.execute(delete(event).where(event.c.event_id.in_(old)))
-        younger = not old and any(before_ms <= at_ms <= now_ms for _, at_ms in rows)
+        old = [(event_id, at_ms) for event_id, at_ms in rows if at_ms < ages.before_ms]
+        gone = [event_id for event_id, at_ms in old if may_delete(event_id, at_ms)]
+        if gone:
+            database.execute(delete(event).where(event.c.event_id.in_(gone)))
+        younger = not old and any(ages.before_ms <= at_ms <= ages.now_ms for _, at_ms in rows)
         more = len(rows) == limit and not younger
-        return len(old), rows[-1][0] if more else None
+        return EventPage(len(gone), len(old) - len(gone), rows[-1][0] if more else None)
 
 
 class _RowsChangedError(Exception):

@@ -179,7 +179,7 @@ def token_table(metadata: MetaData) -> Table:
         "toc_token",
         metadata,
         Column("token_id", ascii_varchar(16), primary_key=True),
-        Column("secret_hash", ascii_varchar(64), nullable=False),
+        Column("token_hash", ascii_varchar(64), nullable=False),
         Column("owner", utf8_varchar(64), nullable=False),
         Column("scopes", ascii_varchar(64), nullable=False),
         Column("biz_types", ascii_varchar(1100), nullable=False),

@@ -16,13 +16,17 @@ from toc.store.column_types import db_now
 from toc.store.databases import Database
 
 IDS_AT_ONCE = 500
+TOKEN_COLUMNS = (
+    "token_id", "token_hash", "owner", "scopes", "biz_types", "tenant", "created_time", "expiry_time",
+)  # fmt: skip
+"""The columns of an INSERT. The server itself writes the account."""
 
 
 class TokenRow(NamedTuple):
     """A row of `toc_token`. Times in ms since 1970 by the database's clock; None: never."""
 
     token_id: str
-    secret_hash: str
+    token_hash: str
     owner: str
     scopes: str
     biz_types: str
@@ -51,7 +55,7 @@ def read_tokens(database: Database, rows_max: int) -> TokenCopy:
     """Reads at most `rows_max` tokens of one database, the newest first. Raises StoreUnavailable."""
     its = database.token.c
     query = (
-        select(its.token_id, its.secret_hash, its.owner, its.scopes, its.biz_types, its.tenant,
+        select(its.token_id, its.token_hash, its.owner, its.scopes, its.biz_types, its.tenant,
                its.created_time, its.expiry_time, its.last_used_time, its.revoked_time, its.account)
         .order_by(its.created_time.desc(), its.token_id)
         .limit(rows_max + 1)
@@ -67,16 +71,7 @@ def read_tokens(database: Database, rows_max: int) -> TokenCopy:
 
 def insert_token(database: Database, row: TokenRow) -> None:
     """Inserts a token into one database; the server writes `account`. Raises StoreUnavailable."""
-    values = {
-        "token_id": row.token_id,
-        "secret_hash": row.secret_hash,
-        "owner": row.owner,
-        "scopes": row.scopes,
-        "biz_types": row.biz_types,
-        "tenant": row.tenant,
-        "created_time": row.created_ms,
-        "expiry_time": row.expiry_ms,
-    }
+    values = dict(zip(TOKEN_COLUMNS, row, strict=False))
     database.execute(insert(database.token).values(values))
 
 

@@ -1,31 +1,61 @@
-"""Which handler runs a type number in this process."""
+"""Which handler runs a type number in this process.
+
+A function that is registered for a type runs its jobs, unless the type is declared "pull" or "sink". What the
+declaration sets (timeout, attempts, retry policy) wins over the decorator. The jobs of a sink are run by the
+sink's own handler. See docs/adr/0040-declared-types.md.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from toc.domain.declared_type import DeclaredType
 from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailable
-from toc.handlers.registry import HandlerSpec, Registry
+from toc.handlers.registry import Handler, HandlerSpec, Registry, is_async_handler
 from toc.runtime import metrics
 from toc.runtime.log_throttle import LogThrottle
 from toc.store.biz_types import BizTypeCache, describe_type_conflict
 from toc.store.claims import Claims
 from toc.store.databases import Database, Databases
+from toc.store.declared_types import DeclaredTypeCache
+from toc.store.due_pages import TypesExcept
 
 log = logging.getLogger(__name__)
 
+SinkHandlers = Mapping[str, Callable[[str], Handler]]
+"""Makes the handler of a sink: kind -> maker(name). For the sink "webhook:shop": maker("shop")."""
+
+
+def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpec:
+    """A handler with the timeout, the attempts and the retry policy that the declaration sets."""
+    terms: dict[str, Any] = {name: getattr(declared, name) for name in declared.explicit}
+    return replace(spec, biz_type=declared.name, **terms)
+
 
 class HandlerTable:
-    """The handlers of a registry by type number; follows changes of the types in the databases."""
+    """The handlers by type number; follows changes of the types and their declarations in the databases."""
 
-    def __init__(self, types: BizTypeCache, registry: Registry, claims: Claims) -> None:
-        self._types, self._registry, self._claims = types, registry, claims
+    def __init__(
+        self,
+        types: BizTypeCache,
+        declared: DeclaredTypeCache,
+        registry: Registry,
+        sinks: SinkHandlers,
+        claims: Claims,
+    ) -> None:
+        self._types, self._declared, self._claims = types, declared, claims
+        self._registry, self._sinks = registry, sinks
         self._specs: dict[int, HandlerSpec] = {}
-        self._version = -1  # of the types, when `_specs` was made
+        self._not_for_every_type: frozenset[int] = (
+            frozenset()
+        )  # that the handler of "*" does not run
+        self._version = (-1, -1)  # of the types and of the declarations, when `_specs` was made
+        self._refused: set[tuple[str, str]] = set()  # of which an error was logged
         self._lock = threading.Lock()
         self._log_throttle = LogThrottle(log)
 
@@ -48,26 +78,77 @@ class HandlerTable:
             raise failed[0]
 
     def refresh_handlers(self) -> None:
-        """Updates which type numbers have a handler in this process, if the known types have changed."""
-        if self._version == self._types.known.version:
+        """Updates which type numbers have which handler in this process, if types or declarations changed."""
+        if self._version == (self._types.known.version, self._declared.version):
             return
         with self._lock:
-            known = self._types.known
-            specs: dict[int, HandlerSpec] = {}
-            for number, name in known.names.items():
-                spec = self._registry.get(name)
-                if spec is not None:
-                    specs[number] = replace(spec, biz_type=name)  # the handler of "*" too
+            # The versions before the content: a change in between makes the next call do this again.
+            version = (self._types.known.version, self._declared.version)
+            names = self._types.known.names
+            specs = {no: spec for no, name in names.items() if (spec := self._make_spec(name))}
             # The handlers are set first: each job that is claimed from now on must find its handler.
             self._specs = specs
+            self._not_for_every_type = frozenset(names.keys() - specs.keys())
             self._claims.set_claimed_types(specs)
-            self._version = known.version
+            self._version = version
+
+    def _make_spec(self, name: str) -> HandlerSpec | None:
+        """The handler of a type with the terms in force; None: this process does not run the type."""
+        if name in self._declared.faults:
+            return None
+        declared, registered = self._declared.get(name), self._registry.get(name)
+        if declared is None:
+            # The handler of "*" gets the name too.
+            return None if registered is None else replace(registered, biz_type=name)
+        if declared.mode != "handler" and self._registry.has_own_handler(name):
+            self._log_refused_handler(declared)
+        if declared.mode == "pull":
+            return None
+        if declared.mode == "sink":
+            registered = self._make_sink_spec(declared)
+        return None if registered is None else with_declared_terms(registered, declared)
+
+    def _make_sink_spec(self, declared: DeclaredType) -> HandlerSpec | None:
+        kind, _, target = (declared.sink or "").partition(":")
+        make = self._sinks.get(kind)
+        if make is None:
+            self._log_once(
+                declared.name, kind,
+                "biz_type %r is declared for the sink %r, which this process does not have: its jobs wait",
+                declared.name, declared.sink,
+            )  # fmt: skip
+            return None
+        handler = make(target)
+        return HandlerSpec(declared.name, handler, is_async=is_async_handler(handler))
+
+    def _log_refused_handler(self, declared: DeclaredType) -> None:
+        self._log_once(
+            declared.name, declared.mode,
+            "biz_type %r is declared %r, so its handler in this process does not run: remove the handler, or "
+            "declare the type for handlers (`toc types set %s --handler`)",
+            declared.name, declared.mode, declared.name,
+        )  # fmt: skip
+
+    def _log_once(self, name: str, about: str, text: str, *values: object) -> None:
+        if (name, about) not in self._refused:
+            self._refused.add((name, about))
+            log.error(text, *values)
 
     @property
-    def handled_type_numbers(self) -> Sequence[int] | None:
-        """The type numbers that this worker handles; None: all."""
+    def sink_type_names(self) -> set[str]:
+        """The types whose jobs this process sends to sinks."""
+        declared = self._declared.all().values()
+        kinds = {each.name: (each.sink or "").partition(":")[0] for each in declared}
+        return {name for name, kind in kinds.items() if kind in self._sinks}
+
+    @property
+    def handled_type_numbers(self) -> Sequence[int] | TypesExcept | None:
+        """The type numbers that this worker handles; None: all, also types that it does not know yet."""
         self.refresh_handlers()
-        return None if self._registry.handler_of_every_type else list(self._specs)
+        if self._registry.handler_of_every_type is None:
+            return list(self._specs)
+        excluded = self._not_for_every_type
+        return TypesExcept(excluded) if excluded else None
 
     def handler_spec_of(self, type_no: int) -> HandlerSpec | None:
         return self._specs.get(type_no)
@@ -88,7 +169,13 @@ class HandlerTable:
             return f"#{type_no}"
 
     def warn_no_handler(self, type_no: int, database: Database) -> None:
-        """Logs that a job waits for another node, because this node has no handler of its type."""
+        """Logs that a job waits for another node, because this node has no handler of its type.
+
+        Nothing is wrong where the type is declared pull: the job waits for a remote consumer.
+        """
+        declared = self._declared.get(self._types.known.names.get(type_no, ""))
+        if declared is not None and declared.mode == "pull":
+            return
         metrics.UNHANDLED.inc()
         conflicts = self._types.known.conflicts
         if type_no in conflicts:

@@ -13,7 +13,7 @@ from toc.worker.attempt import AttemptHooks
 from toc.worker.claim_stage import CLAIM_LANES, ClaimStage, StagesAfterClaim
 from toc.worker.context import ProcessContext, WorkerContext
 from toc.worker.handler_pool import HandlerPool
-from toc.worker.handler_table import HandlerTable
+from toc.worker.handler_table import HandlerTable, SinkHandlers
 from toc.worker.lease_recovery import LeaseRecovery
 from toc.worker.lease_renewal import LeaseRenewal
 from toc.worker.permits import AdaptiveLimiter, Permits
@@ -28,15 +28,20 @@ FLUSH_S = 2.0  # time limit to write the last outcomes and corrections
 
 class Worker:
     """Runs the handlers of a registry. `restart_wanted()`: called when too many handlers are stuck.
+    `sinks`: the handlers of the kinds of sinks that this process has.
 
     A fetcher takes `permits` and puts batches into the inboxes of `claims[lane]`, one for each database.
     """
 
     def __init__(
-        self, process: ProcessContext, registry: Registry, restart_wanted: Callable[[], None]
+        self,
+        process: ProcessContext,
+        registry: Registry,
+        restart_wanted: Callable[[], None],
+        sinks: SinkHandlers | None = None,
     ) -> None:
         settings = process.settings.worker
-        self.context = context = self._make_worker_context(process, registry)
+        self.context = context = self._make_worker_context(process, registry, sinks or {})
         self.permits = context.permits
         self.acks = acks = AckSender(
             process.reminders, process.clock,
@@ -60,10 +65,13 @@ class Worker:
             for lane, stages in enumerate(self.claims):
                 stages.append(ClaimStage(database, lane, context, outlets))
 
-    def _make_worker_context(self, process: ProcessContext, registry: Registry) -> WorkerContext:
+    def _make_worker_context(
+        self, process: ProcessContext, registry: Registry, sinks: SinkHandlers
+    ) -> WorkerContext:
         settings, databases = process.settings.worker, process.databases
         claims = Claims(databases, round(settings.lease_s * 1000))
-        handlers = HandlerTable(process.database_metadata.types, registry, claims)
+        metadata = process.database_metadata
+        handlers = HandlerTable(metadata.types, metadata.declared, registry, sinks, claims)
         handlers.create_biz_types(databases)
         handlers.refresh_handlers()
         limiter = AdaptiveLimiter(

@@ -1,0 +1,168 @@
+"""Tenants, shares, consumers that vanish, and a replica that stops: no job sits without a taker."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.leases.conftest import MakeLeaseRig
+from tests.leases.rig import TYPE, LeaseRig, sees_tenant
+from tests.worker.waiting import wait_until
+from toc.domain.job import Status
+from toc.errors import InvalidInput
+from toc.leases.settlement import LeaseItem
+
+
+def test_foreign_and_unknown_jobs_have_the_same_answer(rig: LeaseRig) -> None:
+    server = rig.replica()
+    rig.schedule(tenant="a")
+    (job,) = rig.lease(server, accept=sees_tenant("a"))
+    items = [LeaseItem(job.job_id, job.token), LeaseItem(job.job_id + 1, job.token)]
+    for verb in (server.finish, server.fail, server.extend, server.release):
+        results = rig.consumers.run(verb(items, sees_tenant("b")))
+        assert [result.outcome for result in results] == ["unknown", "unknown"]
+    assert rig.row(job.job_id).token == job.token
+
+
+def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig: LeaseRig) -> None:
+    server = rig.replica()
+    rig.center.schedule_many(
+        [
+            {"biz_id": number, "action_time": timedelta(seconds=-60), "tenant": "loud"}
+            for number in range(300)
+        ],
+        biz_type=TYPE,
+    )
+    (mine,) = rig.schedule(first=1000, tenant="quiet")
+    (job,) = rig.lease(server, accept=sees_tenant("quiet"))
+    assert job.job_id == mine
+    # None of the others was claimed; their own consumer gets them within the longest delay.
+    (loud, *_) = rig.lease(server, 10, accept=sees_tenant("loud"))
+    assert (loud.tenant, loud.attempt) == ("loud", 1)
+
+
+def test_consumers_share_a_backlog_whatever_their_maximum(rig: LeaseRig) -> None:
+    server = rig.replica()
+    calls = [rig.waits(server, 100), rig.waits(server, 100)]
+    wait_until(lambda: server.waiters_count == 2, "both to wait")
+    rig.center.schedule_many(
+        [{"biz_id": number, "action_time": timedelta(seconds=1)} for number in range(40)],
+        biz_type=TYPE,
+    )
+    got = [call.result(100) for call in calls]
+    assert all(got)  # each gets a part, though the first could have taken all
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["before the claim", "with its jobs"])
+def test_the_jobs_of_a_consumer_that_vanishes_are_given_back_at_once(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    one, two = rig.replica(), rig.replica()
+    claims = one._context.claims
+    claim = claims.claim_for_consumers
+
+    def cancel_and_claim(*arguments: Any) -> Any:
+        call.cancel()
+        if waits:
+            wait_until(lambda: one.waiters_count == 0, "the call to end")
+        return claim(*arguments)
+
+    monkeypatch.setattr(claims, "claim_for_consumers", cancel_and_claim)
+    call = rig.waits(one, 2)
+    (job_id,) = rig.schedule()
+    with pytest.raises(CancelledError):
+        call.result(100)
+    (job,) = rig.lease(two)
+    assert (job.job_id, job.attempt) == (job_id, 1)
+
+
+def test_a_call_that_is_cancelled_while_it_waits_takes_nothing(rig: LeaseRig) -> None:
+    one, two = rig.replica(), rig.replica()
+    call = rig.waits(one)
+    wait_until(lambda: one.waiters_count == 1, "the call to wait")
+    call.cancel()
+    wait_until(lambda: one.waiters_count == 0, "the call to end")
+    (job_id,) = rig.schedule()
+    (job,) = rig.lease(two)
+    assert (job.job_id, job.attempt) == (job_id, 1)
+    with pytest.raises(CancelledError):
+        call.result()
+
+
+def test_jobs_given_back_are_leased_by_a_waiting_consumer_of_another_replica(rig: LeaseRig) -> None:
+    one, two = rig.replica(), rig.replica()
+    (job_id,) = rig.schedule()
+    leased = rig.lease(one)
+    call = rig.waits(two)
+    one.give_back(leased)
+    (job,) = call.result(100)
+    assert (job.job_id, job.attempt) == (job_id, 1)
+    assert rig.settle(one.finish, *leased) == ["lost"]
+
+
+def test_a_stop_answers_the_consumers_and_leases_stay_valid(rig: LeaseRig) -> None:
+    one, two = rig.replica(), rig.replica()
+    (job_id,) = rig.schedule()
+    (job,) = rig.lease(one)
+    call = rig.waits(one)
+    wait_until(lambda: one.waiters_count == 1, "the call to wait")
+    assert rig.stop(one)
+    assert call.result(100) == []
+    assert rig.settle(two.finish, job) == ["settled"]
+    assert rig.row(job_id).status is Status.DONE
+
+
+def test_a_type_declared_meanwhile_is_served(make_rig: MakeLeaseRig) -> None:
+    rig = make_rig(catalogue={"refresh_s": 0.2})
+    server = rig.replica()
+    with pytest.raises(InvalidInput, match="is not declared as a pull type"):
+        rig.lease(server)
+    rig.declare()
+    wait_until(lambda: rig.node_of(server).catalogue.get(TYPE), "the catalogue")
+    (job_id,) = rig.schedule()
+    (job,) = rig.lease(server)
+    assert job.job_id == job_id
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("types", {"types": []}),
+        ("types", {"types": ["unknown"]}),
+        ("max", {"max_jobs": 0}),
+        ("max", {"max_jobs": 101}),
+        ("wait_s", {"wait_s": 61}),
+        ("lease_s", {"lease_s": 0.5}),
+        ("lease_s", {"lease_s": 61}),
+    ],
+)
+def test_a_call_with_a_wrong_value_is_refused(
+    rig: LeaseRig, field: str, changed: dict[str, object]
+) -> None:
+    server = rig.replica()
+    arguments: dict[str, object] = {"types": [TYPE], "max_jobs": 1, "wait_s": 0} | changed
+    with pytest.raises(InvalidInput) as refused:
+        rig.consumers.run(server.lease(**arguments))  # type: ignore[arg-type]
+    assert refused.value.field == field
+    assert server.waiters_count == 0
+
+
+def test_a_settling_call_with_a_wrong_value_is_refused(rig: LeaseRig) -> None:
+    server = rig.replica()
+    for item, field in (
+        (LeaseItem(-1, "t"), "job_id"),
+        (LeaseItem(1 << 40, ""), "token"),
+        (LeaseItem(1 << 40, "t" * 97), "token"),
+        (LeaseItem(1 << 40, "t", reason="x" * 1001), "reason"),
+        (LeaseItem(1 << 40, "t", retry_after_s=-1), "retry_after_s"),
+        (LeaseItem(1 << 40, "t", lease_s=3601), "lease_s"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            rig.consumers.run(server.fail([item]))
+        assert refused.value.field == field
+        assert "t" * 97 not in str(refused.value)
+    with pytest.raises(InvalidInput):
+        rig.consumers.run(server.finish([]))
