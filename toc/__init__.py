@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Forbidden,
         InvalidInput,
         NotFound,
+        Overloaded,
         PartlyScheduled,
         RequestFailed,
         SchemaMismatch,
@@ -110,8 +111,8 @@ def __dir__() -> list[str]:
 __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
     "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
-    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "PartlyScheduled",
-    "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
+    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
+    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
     "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
     "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",

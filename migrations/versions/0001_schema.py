@@ -202,6 +202,22 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     PRIMARY KEY (name, version)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_webhook": """
+CREATE TABLE IF NOT EXISTS toc_webhook (
+    name                VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version             INT           NOT NULL,
+    url                 VARCHAR(1000) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    secret              VARCHAR(255)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    old_secret          VARCHAR(255)  CHARACTER SET ascii COLLATE ascii_bin NULL,
+    old_secret_end_time DATETIME(3)   NULL,
+    gmt_create          DATETIME(3)   NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    gmt_modified        DATETIME(3)   NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    disabled_time       DATETIME(3)   NULL,
+    disabled_reason     VARCHAR(255)  CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    removed             SMALLINT      NOT NULL DEFAULT 0,
+    PRIMARY KEY (name)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -299,6 +315,21 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     copied        SMALLINT    NOT NULL,
     account       VARCHAR(288),
     PRIMARY KEY (name, version)
+)
+""",
+    "toc_webhook": """
+CREATE TABLE IF NOT EXISTS toc_webhook (
+    name                VARCHAR(64)   NOT NULL PRIMARY KEY,
+    version             INTEGER       NOT NULL,
+    url                 VARCHAR(1000) NOT NULL,
+    secret              VARCHAR(255),
+    old_secret          VARCHAR(255),
+    old_secret_end_time VARCHAR(23),
+    gmt_create          VARCHAR(23)   NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    gmt_modified        VARCHAR(23)   NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    disabled_time       VARCHAR(23),
+    disabled_reason     VARCHAR(255),
+    removed             SMALLINT      NOT NULL DEFAULT 0
 )
 """,
 }

@@ -63,6 +63,7 @@ class Place:
             "toc_declared_type",
             "toc_token",
             "toc_audit",
+            "toc_webhook",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

@@ -41,15 +41,15 @@ def test_it_says_what_it_did(toc: Toc) -> None:
     result = toc("migrate")
     assert result.code == 0
     assert (
-        result.out == f"2 databases at revision {HEAD}: 20 tables and 8 views brought up to date\n"
+        result.out == f"2 databases at revision {HEAD}: 22 tables and 8 views brought up to date\n"
     )
     again = toc("migrate")
     assert (again.code, again.err) == (0, "")
     assert again.out == f"2 databases at revision {HEAD}: nothing was to be done\n"
     down = toc("migrate", "--down-to", "base", "--yes")
-    assert down.out == "2 databases at revision none: 20 tables and 8 views taken back\n"
+    assert down.out == "2 databases at revision none: 22 tables and 8 views taken back\n"
     assert toc("migrate", "--json").json == {
-        "databases": 2, "revision": HEAD, "tables": 20, "views": 8, "steps": 28, "pending": [],
+        "databases": 2, "revision": HEAD, "tables": 22, "views": 8, "steps": 30, "pending": [],
     }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_its_bars_count_the_steps_of_every_revision(toc: Toc) -> None:
     result = toc("migrate")
     for database in (0, 1):
         assert f"database {database} " in result.err
-    # 10 tables, 4 views and 2 columns
-    assert result.err.count(" 16/16 ") == 2
+    # 11 tables, 4 views and 2 columns
+    assert result.err.count(" 17/17 ") == 2
     toc("migrate", "--down-to", "0001", "--yes")
     assert toc("migrate").err.count(" 2/2 ") == 2
 
@@ -133,7 +133,7 @@ def test_bad_input_changes_nothing(toc: Toc, arguments: tuple[str, ...], tmp_pat
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two databases that nobody can reach: scripts need none."""
-    urls = "mysql+pymysql://u:secret@g/toc,mysql+pymysql://u:secret@h/toc"
+    urls = "mysql+pymysql://u:hush-hush@g/toc,mysql+pymysql://u:hush-hush@h/toc"
     monkeypatch.setenv("TOC_DATABASES", urls)
     monkeypatch.setenv("TOC_SHARDS", "4")
 
@@ -164,15 +164,15 @@ def test_a_script_for_each_database(toc: Toc, tmp_path: Path) -> None:
     assert back.json == {"scripts": [str(path) for path in paths]}
     texts = [path.read_text() for path in paths]
     assert all("DROP COLUMN note" in text for text in texts)
-    assert "secret" not in "".join([result.out, result.err, *texts])
+    assert "hush-hush" not in "".join([result.out, result.err, *texts])
 
 
 def test_one_database_s_script_is_printed(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASES", "mysql+pymysql://u:secret@h/toc")
+    monkeypatch.setenv("TOC_DATABASES", "mysql+pymysql://u:hush-hush@h/toc")
     result = toc("migrate", "--sql")
     assert result.code == 0
     assert "CREATE TABLE IF NOT EXISTS toc_job_0063" in result.out
-    assert "secret" not in result.out + result.err
+    assert "hush-hush" not in result.out + result.err
     assert toc("migrate", "--sql", "--json").code == 2
 
 

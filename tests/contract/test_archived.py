@@ -13,6 +13,8 @@ from toc.errors import SchemaMismatch
 from toc.store.archive_status import (
     AHEAD_MS,
     ARCHIVED,
+    EVENTS_ARCHIVED,
+    MARKS,
     ArchiveStatus,
     advance_archived_until,
     begin_archive_run,
@@ -26,10 +28,15 @@ DAY_MS = 86_400_000
 @pytest.fixture
 def database(library: Library) -> Iterator[Database]:
     database = library.databases[0]
-    delete = f"DELETE FROM toc_meta WHERE name = '{ARCHIVED}'"
-    database.run_read(lambda connection: connection.exec_driver_sql(delete))
+    delete_marks(database)
     yield database
-    database.run_read(lambda connection: connection.exec_driver_sql(delete))
+    delete_marks(database)
+
+
+def delete_marks(database: Database) -> None:
+    for mark in MARKS:
+        delete = f"DELETE FROM toc_meta WHERE name = '{mark}'"
+        database.run_read(lambda connection, sql=delete: connection.exec_driver_sql(sql))
 
 
 def test_a_run_begins_moves_the_mark_and_the_next_one_goes_on(database: Database) -> None:
@@ -121,6 +128,42 @@ def test_a_mark_that_other_hands_have_written_is_refused(database: Database, val
         read_archive_status(database)
     with pytest.raises(SchemaMismatch, match=ARCHIVED):
         begin_archive_run(database)
+
+
+def test_events_have_a_mark_of_their_own_with_a_number(database: Database) -> None:
+    jobs = begin_archive_run(database)
+    first = begin_archive_run(database, EVENTS_ARCHIVED)
+    assert first == ArchiveStatus(0, 0, 1, event_id=0)
+    then = advance_archived_until(database, first, 1_767_225_600_000, 4711)
+    assert then == read_archive_status(database, EVENTS_ARCHIVED)
+    assert str(then) == "2026-01-01 00:00:00.000 event 4711 run 1 of 1"
+    second = begin_archive_run(database, EVENTS_ARCHIVED)
+    assert second == ArchiveStatus(1_767_225_600_000, 1, 2, event_id=4711)
+    assert advance_archived_until(database, first, 1_767_312_000_000, 4712) is None
+    assert read_archive_status(database) == jobs  # the other mark is as it was
+    assert (jobs.position, second.position) == (0, 4711)
+
+
+@pytest.mark.parametrize(
+    ("mark", "value"),
+    [
+        (EVENTS_ARCHIVED, "2026-01-01 00:00:00.000 run 1 of 2"),
+        (ARCHIVED, "2026-01-01 00:00:00.000 event 4711 run 1 of 2"),
+    ],
+)
+def test_the_value_of_the_other_mark_is_refused(database: Database, mark: str, value: str) -> None:
+    sql = f"INSERT INTO toc_meta (name, value) VALUES ('{mark}', '{value}')"
+    database.run_read(lambda connection: connection.exec_driver_sql(sql))
+    with pytest.raises(SchemaMismatch, match=mark):
+        read_archive_status(database, mark)
+
+
+def test_which_events_are_covered() -> None:
+    mark = ArchiveStatus(1000, 1, 1, event_id=50)
+    assert mark.covers_event(49, 999)
+    assert not mark.covers_event(50, 999)
+    assert not mark.covers_event(49, 1000)
+    assert not ArchiveStatus(1000, 1, 1).covers_event(49, 999)
 
 
 def test_what_is_covered() -> None:

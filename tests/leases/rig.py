@@ -16,6 +16,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.declared_type import DeclaredType
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
+from toc.domain.pull_types import topic_of_pull_type
 from toc.domain.retry_policies import DelayList
 from toc.domain.times import EPOCH
 from toc.leases.lease_server import LeaseServer
@@ -28,6 +29,7 @@ from toc.store import migrate
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypes
+from toc.timer.reminder import Reminder
 
 T = TypeVar("T")
 
@@ -70,18 +72,20 @@ class LeaseRig:
         scanner: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        self._values: dict[str, Any] = {
+        self.values: dict[str, Any] = {
             "databases": tuple(urls),
             "redis_url": redis_url,
             "namespace": namespace[:32],
             "shards": 4,
             "read_timeout_s": 10,
-            "timer": TimerSettings(**{"slow_poll_s": 0.1, "load_tick_s": 0.5} | (timer or {})),
+            "timer": TimerSettings(
+                **{"slow_poll_s": 0.1, "load_tick_s": 0.5, "stay_s": 300} | (timer or {})
+            ),
             "scanner": ScannerSettings(**{"grace_s": 3600, "tick_s": 0.2} | (scanner or {})),
             "worker": WorkerSettings(lease_s=3, lease_margin_s=1, settle_wait_ms=0),
             **settings,
         }
-        self.settings = Settings(**self._values)
+        self.settings = Settings(**self.values)
         migrate.upgrade(self.settings)
         self.consumers = Consumers()
         self.center = TimeoutCenter(self.settings)
@@ -116,7 +120,7 @@ class LeaseRig:
 
     def replica(self) -> LeaseServer:
         """A replica with connections and settings of its own."""
-        node = LeaseNode(Settings(**self._values))
+        node = LeaseNode(Settings(**self.values))
         self._nodes.append(node)
         node.start()
         return node.server
@@ -187,12 +191,26 @@ class LeaseRig:
     def statuses(self, job_ids: Sequence[int]) -> list[Status]:
         return [self.row(job_id).status for job_id in job_ids]
 
-    def end_lease(self, job_id: int) -> None:
-        """Makes the lease of a running job end a second ago, as if the time had passed."""
-        ago = "UTC_TIMESTAMP(3) - INTERVAL 1 SECOND"
+    def expire(self, job_id: int, seconds_ago: int = 1) -> None:
+        """Makes the lease of a running job end so many seconds ago, as if the time had passed."""
+        ago = f"UTC_TIMESTAMP(3) - INTERVAL {seconds_ago:d} SECOND"
         self.sql(
             job_id, f"UPDATE {{table}} SET lease_end_time = {ago} WHERE job_id = :id", id=job_id
         )
+        self.remind(topic_of_pull_type(TYPE), job_id)
+
+    def armed_ms(self, job_id: int) -> int | None:
+        """When the reminder of a job of TYPE is due; None: it has none in the StoreQueue."""
+        reminders, topic = self.center._open_connections().reminders, topic_of_pull_type(TYPE)
+        assert reminders is not None
+        slot = reminders.slot_of_job(topic, job_id)
+        return reminders.find_reminder(topic, slot, job_id)[0]
+
+    def remind(self, topic: str, job_id: int) -> None:
+        """Arms a reminder that is due."""
+        reminders = self.center._open_connections().reminders
+        assert reminders is not None
+        reminders.arm(topic, [Reminder(1, job_id)])
 
 
 def sees_tenant(tenant: str | None) -> Callable[[Job], bool]:

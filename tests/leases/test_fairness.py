@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,9 @@ from tests.leases.conftest import MakeLeaseRig
 from tests.leases.rig import TYPE, LeaseRig, sees_tenant
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
+from toc.domain.pull_types import topic_of_pull_type
 from toc.errors import InvalidInput
+from toc.leases.expired_leases import BURY_AFTER_MS, ExpiredLeases
 from toc.leases.settlement import LeaseItem
 
 
@@ -54,25 +57,75 @@ def test_consumers_share_a_backlog_whatever_their_maximum(rig: LeaseRig) -> None
     )
     got = [call.result(100) for call in calls]
     assert all(got)  # each gets a part, though the first could have taken all
+    tokens = [{job.token for job in jobs} for jobs in got]
+    assert not tokens[0] & tokens[1]  # none can settle the jobs of the other one
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["before the claim", "with its jobs"])
-def test_the_jobs_of_a_consumer_that_vanishes_are_given_back_at_once(
-    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch, waits: bool
+def test_only_wanted_jobs_leave_the_queue_and_none_stays_popped(rig: LeaseRig) -> None:
+    server, idle = rig.replica(), rig.replica()
+    job_ids = rig.schedule(20)
+    (job,) = rig.lease(server)
+    reminders = rig.node_of(server).reminders
+    assert reminders is not None
+    topic = topic_of_pull_type(TYPE)
+    wait_until(lambda: reminders.read_queue_sizes(topic, range(4)).out == 0, "an empty queue")
+    assert reminders.read_queue_sizes(topic, range(4)).armed == 20
+    assert [i for i in job_ids if rig.row(i).status is not Status.PENDING] == [job.job_id]
+    assert not idle._sources._types[TYPE].pollers  # nobody has waited there
+
+
+def test_a_last_lease_is_buried_only_after_a_give_back_can_come(rig: LeaseRig) -> None:
+    rig.declare("once", max_attempts=1)
+    server = rig.replica()
+    (job_id,) = rig.schedule(biz_type="once")
+    (job,) = rig.lease(server, types=["once"])
+    database = rig.node_of(server).databases[0]
+    rows = server._context.claims.read_rows(database, {rig.shard(job_id): [job_id]})
+    end_ms = round(job.lease_until.timestamp() * 1000)
+    expired = ExpiredLeases(database, server._context)
+    assert expired.takeable_from_ms(rows[job_id], "once") == end_ms + BURY_AFTER_MS
+    assert expired.takeable_from_ms(rows[job_id], TYPE) == end_ms  # it has attempts left
+
+
+def test_a_job_claimed_for_a_consumer_that_has_vanished_is_given_back(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = rig.replica(), rig.replica()
     claims = one._context.claims
     claim = claims.claim_for_consumers
 
-    def cancel_and_claim(*arguments: Any) -> Any:
+    def claim_after_the_call_has_ended(*arguments: Any) -> Any:
         call.cancel()
-        if waits:
-            wait_until(lambda: one.waiters_count == 0, "the call to end")
+        wait_until(lambda: one.waiters_count == 0, "the call to end")
         return claim(*arguments)
 
-    monkeypatch.setattr(claims, "claim_for_consumers", cancel_and_claim)
+    monkeypatch.setattr(claims, "claim_for_consumers", claim_after_the_call_has_ended)
     call = rig.waits(one, 2)
     (job_id,) = rig.schedule()
+    with pytest.raises(CancelledError):
+        call.result(100)
+    (job,) = rig.lease(two)
+    assert (job.job_id, job.attempt) == (job_id, 1)
+
+
+def test_the_job_of_a_call_that_is_cancelled_before_it_returns_is_given_back(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = rig.replica(), rig.replica()
+    room, delivered = one._context.room, threading.Event()
+    deliver = room.deliver_jobs
+
+    def deliver_while_the_call_cannot_go_on(*arguments: Any) -> Any:
+        rig.consumers.loop.call_soon_threadsafe(delivered.wait, 60)
+        call.cancel()
+        left = deliver(*arguments)
+        delivered.set()
+        return left
+
+    monkeypatch.setattr(room, "deliver_jobs", deliver_while_the_call_cannot_go_on)
+    call = rig.waits(one, 2)
+    (job_id,) = rig.schedule()
+    assert delivered.wait(60)
     with pytest.raises(CancelledError):
         call.result(100)
     (job,) = rig.lease(two)

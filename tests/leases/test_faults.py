@@ -19,6 +19,7 @@ from tests.servers.endpoint import Endpoint
 from tests.worker.rig import Outage
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
+from toc.domain.pull_types import topic_of_pull_type
 from toc.leases.waiter import LeasedJob
 
 REPLICA = """
@@ -59,7 +60,9 @@ def drain(rig: LeaseRig, server: Any, count: int) -> set[int]:
     return done
 
 
-def test_a_killed_replica_loses_no_job(rig: LeaseRig, tmp_path: Path) -> None:
+def test_a_killed_replica_loses_no_job(make_rig: MakeLeaseRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.declare(timeout_s=2)  # the leases of the consumers that die with it end soon
     script = tmp_path / "replica.py"
     script.write_text(REPLICA)
     settings = rig.settings
@@ -75,7 +78,6 @@ def test_a_killed_replica_loses_no_job(rig: LeaseRig, tmp_path: Path) -> None:
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "waiting\n"
-        rig.declare("unrelated")
         job_ids = [
             *rig.schedule(30),
             *rig.schedule(30, first=31, action_time=timedelta(seconds=1)),
@@ -85,9 +87,6 @@ def test_a_killed_replica_loses_no_job(rig: LeaseRig, tmp_path: Path) -> None:
     finally:
         child.kill()
         child.communicate()
-    for job_id in job_ids:  # consumers died with the replica: their leases end
-        if rig.row(job_id).status is Status.RUNNING:
-            rig.end_lease(job_id)
     server = rig.replica()
     assert drain(rig, server, 60) == set(job_ids)
     assert set(rig.statuses(job_ids)) == {Status.DONE}
@@ -119,11 +118,19 @@ def test_without_redis_the_scanner_finds_the_jobs(make_rig: MakeLeaseRig) -> Non
 
 
 def test_a_row_without_a_reminder_is_found_by_the_scanner(make_rig: MakeLeaseRig) -> None:
-    rig = make_rig(scanner={"grace_s": 0.5, "tick_s": 0.2})
+    rig = make_rig(scanner={"grace_s": 0.5, "tick_s": 0.2}, timer={"horizon_s": 10})
     rig.declare()
     server = rig.replica()
-    rig.settings.pull_types.replace_names([])  # a client that does not know of the declaration yet
-    (job_id,) = rig.schedule()
+    (job_id,) = rig.schedule(action_time=timedelta(seconds=1))
+    reminders, topic = rig.node_of(server).reminders, topic_of_pull_type(TYPE)
+    assert reminders is not None
+
+    def is_loaded() -> bool:
+        marks = reminders.read_marks(topic, [rig.shard(job_id)])[rig.shard(job_id)]
+        return marks.by_shard.get(rig.shard(job_id), "").endswith(f" {job_id}")
+
+    wait_until(is_loaded, "the loader")  # it does not load the row again
+    reminders.ack(topic, [job_id])
     (job,) = rig.lease(server)
     assert job.job_id == job_id
 

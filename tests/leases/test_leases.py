@@ -22,8 +22,17 @@ def test_a_waiting_consumer_gets_a_job_that_becomes_due(rig: LeaseRig) -> None:
     row = rig.row(job_id)
     assert (row.status, row.attempts, row.token) == (Status.RUNNING, 1, job.token)
     assert row.due_ms == round(job.lease_until.timestamp() * 1000)
+    ((seconds,),) = rig.sql(
+        job_id,
+        "SELECT TIMESTAMPDIFF(SECOND, claim_time, lease_end_time) FROM {table} WHERE job_id = :id",
+        id=job_id,
+    )
+    assert seconds == 30
+    # The timer fires when the lease ends, and is deleted when the job is done.
+    assert rig.armed_ms(job_id) == row.due_ms
     assert rig.settle(server.finish, job) == ["settled"]
     assert rig.row(job_id).status is Status.DONE
+    wait_until(lambda: rig.armed_ms(job_id) is None, "the ack")
 
 
 def test_any_replica_settles_and_the_answer_is_the_same_twice(rig: LeaseRig) -> None:

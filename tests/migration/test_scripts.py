@@ -205,8 +205,8 @@ def test_sqlite_s_script_is_one_transaction(tmp_path: Path) -> None:
 
 def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
     urls = [
-        "mysql+pymysql://dba:secret@h0/orders",
-        "mysql+pymysql://dba:secret@h1/orders?charset=utf8mb4",
+        "mysql+pymysql://dba:hidden-word@h0/orders",
+        "mysql+pymysql://dba:hidden-word@h1/orders?charset=utf8mb4",
     ]
     settings = settings_of(*urls, shards=8)
     paths = migrate.write_migration_scripts(settings, directory=tmp_path / "sql")
@@ -216,7 +216,7 @@ def test_a_file_for_each_database_without_its_password(tmp_path: Path) -> None:
         own = {f"toc_job_{shard:04d}" for shard in range(index * 4, index * 4 + 4)}
         assert set(re.findall(r"toc_job_\d+", text)) == own
         assert "USE `orders`;" in text
-        assert "secret" not in text
+        assert "hidden-word" not in text
         assert "dba" not in text
     with pytest.raises(InvalidInput, match="--directory DIR writes a script for each"):
         migrate.write_migration_scripts(settings, io.StringIO())

@@ -1,4 +1,4 @@
-"""`toc archive forget`: afterwards no file of the archive has a row of the business id."""
+"""`toc archive forget`: afterwards no file of the archive has a row of the business id, or of its jobs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from sqlalchemy import text
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.center.center import TimeoutCenter
 from toc.domain.biz_ids import hash_text_id
-from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile import archive_forget
+from toc.reconcile.archive import archive_due_rows
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
 from toc.reconcile.archive_files import ArchiveFile, read_add_action
-from toc.reconcile.archive_tables import JOBS
+from toc.reconcile.archive_tables import JOBS, MARKS, TABLES
 from toc.reconcile.delta_tables import open_files, require_table, table_url
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -33,7 +34,7 @@ GREATEST, QUOTED, OTHER = 2**64 - 1, "O'Neill \\ Ä😀", 7
 
 @pytest.fixture
 def settings(servers: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Of databases with ended jobs that are in the archive."""
+    """Of databases with cancelled jobs that are in the archive, each with an event."""
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
     monkeypatch.setenv("TOC_RETENTION__DAYS", "3")
     settings = load_settings()
@@ -41,12 +42,14 @@ def settings(servers: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
         for biz_id in (GREATEST, QUOTED, OTHER):
             for tenant in (None, "shop"):
                 job = center.schedule(biz_id, timedelta(days=1), tenant=tenant)
-                assert center.cancel(job)
+                assert center.cancel(job, reason=f"of {biz_id} of {tenant}")
     for database in opened(settings):
         for shard in database.shards:
             change_rows(database, shard, "UPDATE {} SET gmt_modified = '2026-01-05 00:00:00.000'")
-    done = archive_ended_jobs(None, settings, SystemClock(), [].append)
-    assert (done.is_good, done.row_count) == (True, 6)
+        run_sql(database, "UPDATE toc_event SET event_time = '2026-01-05 00:00:00.000'")
+    done = archive_due_rows(None, settings, SystemClock(), [].append)
+    assert done.is_good
+    assert [sum(part.rows for part in done.of_table(name)) for name in MARKS] == [6, 6]
     return settings
 
 
@@ -56,8 +59,12 @@ def opened(settings: Settings) -> Iterator[Any]:
 
 
 def change_rows(database: Any, shard: int, sql: str) -> None:
+    run_sql(database, sql.format(database.job_table_name(shard)))
+
+
+def run_sql(database: Any, sql: str) -> None:
     with database.engine.begin() as connection:
-        connection.execute(text(sql.format(database.job_table_name(shard))))
+        connection.execute(text(sql))
 
 
 def purge(settings: Settings) -> None:
@@ -66,8 +73,9 @@ def purge(settings: Settings) -> None:
             change_rows(database, shard, "DELETE FROM {}")
 
 
-def data_files() -> list[Path]:
-    return [path for path in Path("archive").rglob("*.parquet") if "_delta_log" not in path.parts]
+def data_files(table: str = "jobs") -> list[Path]:
+    files = Path("archive", table).rglob("*.parquet")
+    return [path for path in files if "_delta_log" not in path.parts]
 
 
 def rows_on_disk() -> set[tuple[int | str, str | None]]:
@@ -77,6 +85,19 @@ def rows_on_disk() -> set[tuple[int | str, str | None]]:
         for path in data_files()
         for row in parquet.ParquetFile(path).read().to_pylist()
     }
+
+
+def reasons_on_disk() -> set[str]:
+    """The reasons of events in all files that are there."""
+    return {
+        row["reason"]
+        for path in data_files("events")
+        for row in parquet.ParquetFile(path).read().to_pylist()
+    }
+
+
+def reasons_of(pairs: set[tuple[int | str, str | None]]) -> set[str]:
+    return {f"of {biz_id} of {tenant}" for biz_id, tenant in pairs}
 
 
 ALL = {(biz_id, tenant) for biz_id in (GREATEST, QUOTED, OTHER) for tenant in (None, "shop")}
@@ -89,18 +110,21 @@ def test_no_file_has_the_id_afterwards_and_all_others_are_there(
     purge(settings)
     assert rows_on_disk() == ALL
     counted = toc("archive", "forget", str(biz_id), "--dry-run", "--json")
-    assert counted.json == {"dry_run": True, "rows": {"jobs": 1}}
-    assert rows_on_disk() == ALL
+    assert counted.json == {"dry_run": True, "rows": {"jobs": 1, "events": 1}}
+    assert (rows_on_disk(), reasons_on_disk()) == (ALL, reasons_of(ALL))
     done = toc("archive", "forget", str(biz_id), "--yes", "--json")
-    assert (done.code, done.json) == (0, {"dry_run": False, "rows": {"jobs": 1}})
-    assert rows_on_disk() == ALL - {(biz_id, None)}
+    assert (done.code, done.json) == (0, {"dry_run": False, "rows": {"events": 1, "jobs": 1}})
+    left = ALL - {(biz_id, None)}
+    assert (rows_on_disk(), reasons_on_disk()) == (left, reasons_of(left))
     assert toc("archive", "forget", str(biz_id), "--tenant", "shop", "--yes").code == 0
-    assert rows_on_disk() == ALL - {(biz_id, None), (biz_id, "shop")}
+    left -= {(biz_id, "shop")}
+    assert (rows_on_disk(), reasons_on_disk()) == (left, reasons_of(left))
     named = [str(GREATEST), "Neill", str(hash_text_id(QUOTED))]
     logs = [path for path in Path("archive").rglob("*") if "_delta_log" in path.parts]
     assert [(path, word) for path in logs if path.is_file()
             for word in named if word.encode() in path.read_bytes()] == []  # fmt: skip
-    assert toc("archive", "show", "--json").json["tables"][0]["rows"] == 4
+    shown = toc("archive", "show", "--json").json["tables"]
+    assert {one["table"]: one["rows"] for one in shown} == {"jobs": 4, "events": 4}
 
 
 def test_a_job_that_is_in_its_database_still_is_refused(toc: Toc, settings: Settings) -> None:
@@ -110,15 +134,51 @@ def test_a_job_that_is_in_its_database_still_is_refused(toc: Toc, settings: Sett
     assert rows_on_disk() == ALL
 
 
+def test_an_event_that_the_archive_lacks_is_refused(toc: Toc, settings: Settings) -> None:
+    """It would be archived later, and then nothing would say whose it is."""
+    purge(settings)
+    for database in opened(settings):
+        run_sql(database, "DELETE FROM toc_meta WHERE name = 'events_archived_until'")
+    refused = toc("archive", "forget", str(OTHER), "--yes")
+    assert refused.code == 1
+    assert "is in its database and not in the archive" in refused.err
+    assert (rows_on_disk(), reasons_on_disk()) == (ALL, reasons_of(ALL))
+
+
+def test_events_go_before_the_jobs_that_say_whose_they_are(
+    toc: Toc, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If `forget` is killed between the tables, the next one finds the rest."""
+    purge(settings)
+    real, calls = archive_forget._delete_rows, list[str]()
+
+    def delete_rows(root: str, spec: Any, *others: Any) -> int:
+        calls.append(spec.name)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(root, spec, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_forget, "_delete_rows", delete_rows)
+        toc("archive", "forget", str(OTHER), "--yes")
+    assert calls == ["events", "jobs"]
+    left = ALL - {(OTHER, None)}
+    assert (rows_on_disk(), reasons_on_disk()) == (ALL, reasons_of(left))
+    again = toc("archive", "forget", str(OTHER), "--yes", "--json")
+    assert again.json["rows"] == {"events": 0, "jobs": 1}
+    assert (rows_on_disk(), reasons_on_disk()) == (left, reasons_of(left))
+
+
+@pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.name)
 def test_files_of_runs_that_died_are_deleted_and_their_runs_can_commit_no_more(
-    toc: Toc, settings: Settings
+    toc: Toc, settings: Settings, spec: Any
 ) -> None:
     purge(settings)
-    file = next(path for path in data_files() if path.name.startswith("database-0-"))
+    file = next(path for path in data_files(spec.name) if path.name.startswith("database-0-"))
     shutil.copy(file, file.with_name("database-0-run-2-dead.zstd.parquet"))
     database = next(opened(settings))
-    frozen = ArchiveTable.of_database("archive", JOBS, database)
-    frozen.begin_run(begin_archive_run(database).begun)
+    frozen = ArchiveTable.of_database("archive", spec, database)
+    frozen.begin_run(begin_archive_run(database, frozen.mark).begun)
     assert toc("archive", "forget", str(GREATEST), "--yes").code == 0
     assert not file.with_name("database-0-run-2-dead.zstd.parquet").exists()
     with pytest.raises(CannotArchive, match="another run"):

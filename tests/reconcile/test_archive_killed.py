@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.contract.library import Library
+from tests.deep import deep
 from tests.worker.waiting import wait_until
+from toc.reconcile.archive_tables import MARKS
 from toc.reconcile.delta_tables import find_table
 from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.claims import Outcome, OutcomeKind
@@ -25,14 +27,15 @@ ARCHIVE = """
 import json, os, signal, sys
 from contextlib import nullcontext
 from toc.reconcile import archive
-from toc.reconcile.archive import archive_ended_jobs
+from toc.reconcile.archive import archive_due_rows
 from toc.reconcile.archive_commits import ArchiveTable
 from toc.reconcile.spark import open_spark_session
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.store import archive_status
 
-settings, master, step, call = json.loads(sys.argv[1])
+settings, master, step, call, table = json.loads(sys.argv[1])
+archive.ARCHIVES = [one for one in archive.ARCHIVES if one.spec.name == table]
 if step:
     owner = {"run_work": archive, "advance_archived_until": archive_status}.get(step, ArchiveTable)
     real, calls = getattr(owner, step), []
@@ -46,13 +49,18 @@ if step:
     setattr(owner, step, kill_at)
 settings = load_settings(**settings)
 with open_spark_session(settings, master) if master else nullcontext() as spark:
-    result = archive_ended_jobs(spark, settings, SystemClock(), print)
+    result = archive_due_rows(spark, settings, SystemClock(), print)
 sys.exit(not result.is_good)
 """
 
 
 def command(
-    tmp_path: Path, library: Library, master: str = "", step: str = "", call: int = 0
+    tmp_path: Path,
+    library: Library,
+    table: str,
+    master: str = "",
+    step: str = "",
+    call: int = 0,
 ) -> list[str]:
     settings = {
         "databases": library.settings.databases,
@@ -60,15 +68,22 @@ def command(
         "redis_url": "none",
         "reconcile": {"archive": str(tmp_path / "archive"), "page": 10},
     }
-    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call])]
+    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call, table])]
 
 
-def archived_ids(tmp_path: Path) -> list[int]:
-    table = find_table(str(tmp_path / "archive"), "jobs")
+def archived_ids(tmp_path: Path, name: str) -> list[int]:
+    """The job_ids in a table. Each job has one event."""
+    table = find_table(str(tmp_path / "archive"), name)
     assert table is not None
     return sorted(table.to_pyarrow_table(columns=["job_id"]).column(0).to_pylist())
 
 
+def first_mark(table: str) -> ArchiveStatus:
+    """The row of a run that has come nowhere."""
+    return ArchiveStatus(0, 0, 1, event_id=0 if table == "events" else None)
+
+
+@pytest.mark.parametrize("table", MARKS)
 @pytest.mark.parametrize(
     ("step", "call"),
     [
@@ -80,49 +95,52 @@ def archived_ids(tmp_path: Path) -> list[int]:
         ("advance_archived_until", 0),
     ],
 )
-def test_killed_at_each_step(tmp_path: Path, step: str, call: int) -> None:
+def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -> None:
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = many(library, 0)
-    killed = subprocess.run(command(tmp_path, library, "", step, call), check=False, timeout=100)
+    killing = command(tmp_path, library, table, "", step, call)
+    killed = subprocess.run(killing, check=False, timeout=100)
     assert killed.returncode == -signal.SIGKILL
-    assert read_archive_status(library.databases[0]) == ArchiveStatus(0, 0, 1)
-    assert archived_ids(tmp_path) == (sorted(jobs) if step == "advance_archived_until" else [])
-    subprocess.run(command(tmp_path, library), check=True, timeout=100)
-    assert archived_ids(tmp_path) == sorted(jobs)
-    status = read_archive_status(library.databases[0])
+    assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
+    committed = sorted(jobs) if step == "advance_archived_until" else []
+    assert archived_ids(tmp_path, table) == committed
+    subprocess.run(command(tmp_path, library, table), check=True, timeout=100)
+    assert archived_ids(tmp_path, table) == sorted(jobs)
+    status = read_archive_status(library.databases[0], MARKS[table])
     assert status is not None
     assert (status.run, status.begun) == (2, 2)
     library.close()
 
 
-def test_killed_while_executors_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["jobs", pytest.param("events", marks=deep)])
+def test_killed_while_executors_write(tmp_path: Path, table: str) -> None:
     pytest.importorskip("pyspark")
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = [job for n in range(JOBS // 100) for job in many(library, n)]
-    run = command(tmp_path, library, "local[2]")
+    run = command(tmp_path, library, table, "local[2]")
     process = subprocess.Popen(run, start_new_session=True)
     try:
         # The commit by which the run has begun; then it reads ten rows at a time: there is time to kill it.
-        begun = tmp_path / "archive/jobs/_delta_log/00000000000000000002.json"
+        begun = tmp_path / f"archive/{table}/_delta_log/00000000000000000002.json"
         wait_until(begun.exists, "the run has begun", 60)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    assert read_archive_status(library.databases[0]) == ArchiveStatus(0, 0, 1)
-    assert archived_ids(tmp_path) == []
+    assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
+    assert archived_ids(tmp_path, table) == []
 
     subprocess.run(run, check=True, timeout=100)
-    assert archived_ids(tmp_path) == sorted(jobs)
+    assert archived_ids(tmp_path, table) == sorted(jobs)
     library.close()
 
 
 def many(library: Library, part: int) -> list[int]:
-    """A hundred jobs that ended in January 2026."""
+    """A hundred jobs that ended in January 2026, each with one event."""
     new = [library.new(biz_id=part * 100 + n) for n in range(100)]
     ids = [inserted.job_id for inserted in library.insert(*new)]
     library.claim(ids, "one")
     for shard in {library.shard(job_id) for job_id in ids}:
         mine = [job_id for job_id in ids if library.shard(job_id) == shard]
-        outcomes = [Outcome(job_id, "one", OutcomeKind.DONE) for job_id in mine]
+        outcomes = [Outcome(job_id, "one", OutcomeKind.BURY, error="it failed") for job_id in mine]
         assert len(library.settle(*outcomes)) == len(mine)
     return ids

@@ -21,62 +21,75 @@ from toc.reconcile.archive_maintenance import (
     delete_unnamed_files,
     maintain_tables,
 )
-from toc.reconcile.archive_tables import JOBS
-from toc.reconcile.delta_tables import open_table
+from toc.reconcile.archive_tables import EVENTS, JOBS
+from toc.reconcile.delta_tables import TableSpec, open_table
 
 DAYS = [date(2026, 1, day) for day in (1, 2, 3)]
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def _rows(day: date, biz_type: str, first: int, number: int = 5) -> pa.Table:
+def _rows(spec: TableSpec, day: date, biz_type: str, first: int, number: int = 5) -> pa.Table:
     values: dict[str, list[Any]] = {}
-    for field in JOBS.columns:
+    for field in spec.columns:
         if pa.types.is_timestamp(field.type):
             values[field.name] = [WHEN] * number
         elif field.type == pa.string():
-            values[field.name] = [None, *["Ä😀"] * (number - 1)]
+            least = None if field.nullable else ""
+            values[field.name] = [least, *["Ä😀"] * (number - 1)]
         else:
             values[field.name] = [2**63 - 1] * number if field.name == "biz_id" else [7] * number
     values |= {
-        "job_id": list(range(first, first + number)),
+        _key(spec): list(range(first, first + number)),
         "day": [day] * number,
         "biz_type": [biz_type] * number,
     }
-    return pa.table(values, JOBS.columns)
+    return pa.table(values, spec.columns)
+
+
+def _key(spec: TableSpec) -> str:
+    return "job_id" if spec is JOBS else "event_id"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """An archive of three days and two types, each in three files."""
-    table = open_table(str(tmp_path), JOBS)
+    """An archive of three days and two types of jobs, each in three files."""
+    return _make_table(tmp_path, JOBS)
+
+
+def _make_table(tmp_path: Path, spec: TableSpec) -> str:
+    table = open_table(str(tmp_path), spec)
     for turn in range(3):
         for place, day in enumerate(DAYS):
             for biz_type in ("a.b", "c/d e"):
                 first = turn * 1000 + place * 100 + (biz_type == "a.b") * 10
-                write_deltalake(table, _rows(day, biz_type, first), mode="append")
+                write_deltalake(table, _rows(spec, day, biz_type, first), mode="append")
     return str(tmp_path)
 
 
-def _table(root: str) -> DeltaTable:
-    return DeltaTable(f"{root}/jobs")
+def _table(root: str, spec: TableSpec = JOBS) -> DeltaTable:
+    return DeltaTable(f"{root}/{spec.name}")
 
 
-def _all_rows(root: str) -> list[dict[str, Any]]:
-    rows = _table(root).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: row["job_id"])
+def _all_rows(root: str, spec: TableSpec = JOBS) -> list[dict[str, Any]]:
+    rows = _table(root, spec).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row[_key(spec)])
 
 
-def test_the_files_of_a_day_and_type_become_one_and_no_row_changes(root: str) -> None:
-    before = _all_rows(root)
-    assert (len(before), len(_table(root).file_uris())) == (90, 18)
+@pytest.mark.parametrize(("spec", "partitions"), [(JOBS, 6), (EVENTS, 3)])
+def test_the_files_of_a_partition_become_one_and_no_row_changes(
+    tmp_path: Path, spec: TableSpec, partitions: int
+) -> None:
+    root = _make_table(tmp_path, spec)
+    before = _all_rows(root, spec)
+    assert (len(before), len(_table(root, spec).file_uris())) == (90, 18)
     assert maintain_tables(root) == []
-    assert len(_table(root).file_uris()) == 6
-    assert _all_rows(root) == before
-    version = _table(root).version()
+    assert len(_table(root, spec).file_uris()) == partitions
+    assert _all_rows(root, spec) == before
+    version = _table(root, spec).version()
     maintain_tables(root)
-    compacted = [one for one in _table(root).history() if one["operation"] == "OPTIMIZE"]
+    compacted = [one for one in _table(root, spec).history() if one["operation"] == "OPTIMIZE"]
     assert len(compacted) == 3  # a day each, and none again
-    assert _table(root).version() >= version
+    assert _table(root, spec).version() >= version
 
 
 def test_a_run_compacts_the_newest_days_up_to_a_limit(root: str) -> None:

@@ -56,7 +56,7 @@ def test_a_node_s_nightly_run_does_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     said = nightly.log_file.read_text()
     assert nightly.last is not None, said
     assert nightly.last.words == "the databases and Redis agree", said
-    for part in ("report: reports/", "tables, database 1: ", "archive, database 1: "):
+    for part in ("report: reports/", "tables, database 1: ", "archive, events of database 1: "):
         assert part in said
     kept = result()
     assert kept is not None
@@ -101,7 +101,7 @@ def test_its_status_is_shown_without_a_run(toc: Toc, monkeypatch: pytest.MonkeyP
     assert shown.code == 0
     assert "reconciled: 0 min ago: agreed" in shown.out
     assert "live jobs that no worker will claim: 0" in shown.out
-    assert "database 1: archived until -" in shown.out
+    assert "database 1: archived: jobs until -, events until -" in shown.out
     answer = toc("nightly", "--status", "--json").json
     assert (answer["state"], answer["last"]["verdict"]) == ("up", "agreed")
     monkeypatch.setenv("TOC_REDIS_URL", "redis://127.0.0.1:1/0")

@@ -206,8 +206,8 @@ def test_replaced_declarations_go_with_the_events(library: Library, make: Make) 
         declared = DeclaredType("a", timeout_s=timeout_s, explicit=frozenset({"timeout_s"}))
         types.change("a", lambda now, to=declared: to, "ann")  # type: ignore[misc]
     library.clock.advance(100 * DAY_S)
-    assert make(event_days="none").run_pass(lambda _: False) == PurgeResult(0, 0, 0)
-    assert make(event_days=90).run_pass(lambda _: False) == PurgeResult(0, 2, 0)
+    assert make(event_days="none").run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0)
+    assert make(event_days=90).run_pass(lambda _: False) == PurgeResult(0, 2, 0, 0)
     assert [row.version for row in read_history(library.databases, "a")] == [3]
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import MetaData
 from toc.cli.grants import RoleName
 from toc.cli.main import app
 from toc.store import declared_types
-from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES
+from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES, VIEWS
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.events import _EVENT_COLUMNS
 from toc.store.schema import (
@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")
 PLACES = (
     "the database", "job tables", "`toc_meta`", "`toc_biz_type`", "`toc_dead_job`", "`toc_event`",
-    "`toc_purge`", "`toc_declared_type`", "`toc_token`", "`toc_audit`", f"`{VERSION_TABLE}`",
+    "`toc_purge`", "`toc_declared_type`", "`toc_token`", "`toc_audit`", "`toc_webhook`",
+    f"`{VERSION_TABLE}`", "views",
 )  # fmt: skip
 
 
@@ -44,6 +45,9 @@ def shown(right: str) -> str:
     """A right as the page has it."""
     name, _, columns = right.partition(" (")
     sign = {"": "", "value)": " ²", "last_used_time, revoked_time)": " ³", "revoked_time)": " ⁴"}
+    sign["version, disabled_time, disabled_reason, gmt_modified)"] = " ⁵"
+    if name == "REFERENCES":
+        return f"{name} ⁶"
     return name + sign.get(columns, " ¹")
 
 
@@ -52,7 +56,8 @@ def test_the_matrix_is_that_of_the_code() -> None:
     assert matrix.pop("role") == list(PLACES)
     for name, role in ROLES.items():
         tables = {
-            f"`{table}`" if table != JOBS else "job tables": r for table, r in role.tables.items()
+            {JOBS: "job tables", VIEWS: "views"}.get(table, f"`{table}`"): rights
+            for table, rights in role.tables.items()
         }
         rights = {"the database": role.database, **tables}
         assert set(rights) <= set(PLACES)

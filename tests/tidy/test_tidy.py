@@ -101,6 +101,8 @@ MAY_READ_CLOCKS = {
 MAY_DRAW = {
     "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
+    "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
+    "toc/node/lease_node.py": "hands a Random to the lease server",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",

@@ -161,13 +161,17 @@ def test_a_sink_runs_with_the_declared_terms(
 def test_a_sink_that_the_process_does_not_have_is_logged_once(
     make_rig: MakeRig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A worker alone has no sinks; a node has webhooks."""
     rig = make_rig(**SOON)
     for name in ("*", "b"):
         rig.handler(name)(do_nothing)
     declare(rig, "a", mode="sink", sink="webhook:shop")
-    worker = rig.start()
-    declare(rig, "b", timeout_s=9)
-    wait_until(lambda: specs_of(worker)["b"].timeout_s == 9)
+    worker = rig.alone()
+    declared = worker.context.process.database_metadata.declared
+    for timeout_s in (8, 9):
+        declare(rig, "b", timeout_s=timeout_s)
+        declared.read_all_copies()
+        assert specs_of(worker)["b"].timeout_s == timeout_s
     assert "a" not in specs_of(worker)
     assert caplog.text.count("which this process does not have") == 1
 

@@ -98,6 +98,17 @@ TOKEN_COMMANDS: Commands = {
 AUDIT_COMMANDS: Commands = {
     "list": ("audit.list_audit", "List calls over HTTP and changes of tokens, newest first."),
 }
+WEBHOOK_COMMANDS: Commands = {
+    "add": ("webhooks.add_webhook", "Add a destination, and show its secret once."),
+    "list": ("webhooks.list_webhooks", "List the destinations."),
+    "rotate": ("webhooks.rotate_secret", "Replace the secret of a destination."),
+    "enable": ("webhooks.enable_webhook", "Send to a disabled destination again."),
+    "disable": ("webhooks.disable_webhook", "Send nothing to a destination; its jobs wait."),
+    "remove": ("webhooks.remove_webhook", "Remove a destination and its secret."),
+    "test": ("webhooks.test_webhook", "Send one signed request to a destination."),
+    "new-key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
+    "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
+}
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
@@ -151,6 +162,7 @@ archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMA
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
 token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
 audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
+webhook_app = _make_group("Send jobs to other services by HTTP.", WEBHOOK_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
@@ -159,6 +171,7 @@ app.add_typer(archive_app, name="archive")
 app.add_typer(spark_app, name="spark")
 app.add_typer(token_app, name="token")
 app.add_typer(audit_app, name="audit")
+app.add_typer(webhook_app, name="webhooks")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -183,6 +196,7 @@ def _handle_root_options(
 @spark_app.callback()
 @token_app.callback()
 @audit_app.callback()
+@webhook_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

@@ -46,17 +46,26 @@ TokenFile = Annotated[
         "--token-file", help="With --url: the file with the token; else TOC_TOKEN is used."
     ),
 ]
+SinksOnly = Annotated[
+    bool,
+    typer.Option(
+        "--sinks-only",
+        help="Run no handlers, only types that are declared with a sink, as webhook:NAME.",
+    ),
+]
 
 
 @serving_command
 def run_worker(
     output: Output,
+    *,
     app: Apps = None,
+    sinks_only: SinksOnly = False,
     http_port: HttpPort = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> int:
-    """Run the handlers of one or more modules.
+    """Run the handlers of one or more modules, and the types that are declared with a sink.
 
     With --url it is a remote worker: it leases jobs of pull types over HTTP, with a token that has the scopes
     consume and read. Needs toc[client].
@@ -69,8 +78,9 @@ def run_worker(
     """
     del output
     if url is not None:
-        if http_port is not None:
-            raise CommandError("--http-port: a remote worker serves no metrics", USAGE)
+        if http_port is not None or sinks_only:
+            text = "--url: a remote worker serves no metrics and sends to no sinks"
+            raise CommandError(text, USAGE)
         return _run_remote_worker(url, token_file, app or [])
     if token_file is not None:
         raise CommandError("--token-file needs --url", USAGE)
@@ -78,7 +88,9 @@ def run_worker(
     restart = threading.Event()
     with StopRequest() as stop:
         settings = load_settings(**({} if http_port is None else {"http": {"port": http_port}}))
-        handlers = import_handlers(app or [])
+        if sinks_only and app:
+            raise CommandError("--sinks-only and --app do not go together", USAGE)
+        handlers = Registry() if sinks_only else import_handlers(app or [])
 
         def request_restart() -> None:
             restart.set()
@@ -136,5 +148,5 @@ def _exit_code(settings: Settings, *, clean: bool, restart: bool) -> int:
 
 
 def _biz_types_as_text(handlers: Registry) -> str:
-    names = sorted(spec.biz_type for spec in handlers)
+    names = sorted(spec.biz_type for spec in handlers) or ["types with a sink"]
     return ", ".join([*names, "every other type"] if handlers.handler_of_every_type else names)

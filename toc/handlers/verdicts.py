@@ -22,18 +22,22 @@ class Verdict(Exception):
 class Retry(Verdict):
     """Retries the job after `after` seconds (or a timedelta), instead of after the type's back-off.
 
-    The run counts as an attempt; after the last attempt the job is dead.
+    None: after the type's back-off, as after an exception, but logs and dead letters have no traceback. The
+    run counts as an attempt; after the last attempt the job is dead.
     """
 
     def __init__(
-        self, after: float | timedelta, reason: str = "retry asked for by the handler"
+        self, after: float | timedelta | None, reason: str = "retry asked for by the handler"
     ) -> None:
+        self.reason = _make_storable_reason(reason)
+        super().__init__(self.reason)
+        self.after_s: float | None = None
+        if after is None:
+            return
         seconds = after.total_seconds() if isinstance(after, timedelta) else after
         if not is_number(seconds) or not 0 <= seconds <= 366 * 86_400:
             raise InvalidInput("after", after, "must be 0 seconds to 366 days, or such a timedelta")
         self.after_s = float(seconds)
-        self.reason = _make_storable_reason(reason)
-        super().__init__(self.reason)
 
 
 class Snooze(Verdict):

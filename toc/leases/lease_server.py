@@ -98,7 +98,8 @@ class LeaseServer:
     def stop(self) -> bool:
         """Answers all waiting consumers, takes no more jobs; leases stay valid. True: all has ended."""
         self._context.room.close_all()
-        ended = self._watch.stop() and self._sources.stop()
+        ended = self._watch.stop()
+        ended &= self._sources.stop()
         ended &= stop_services([*self._stages.values()], 10.0)
         for pool in self._pools:
             pool.close()

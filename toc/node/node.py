@@ -27,6 +27,7 @@ from toc.node.health import (
 )
 from toc.node.http_server import HttpServer
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
+from toc.node.sinks import WEBHOOK, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
@@ -66,7 +67,8 @@ class Node:
     It takes its share of slots and shards among the members in ZooKeeper; without ZooKeeper, all of them.
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
-    it gives back the jobs that have not started. `sinks`: the handlers of the kinds of sinks that it has.
+    it gives back the jobs that have not started. `sinks`: handlers of further
+    kinds of sinks, beside "webhook".
     """
 
     def __init__(
@@ -79,7 +81,6 @@ class Node:
         sinks: SinkHandlers | None = None,
     ) -> None:
         self.settings = settings
-        self._sinks = sinks or {}
         self._view: ClusterView | None = None  # the last one that was applied
         self._popped_slot_amounts: Mapping[str, int] = {}
         self.name = process_name()
@@ -87,6 +88,8 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
+        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -166,6 +169,7 @@ class Node:
             self.reminders,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
+        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
@@ -203,6 +207,7 @@ class Node:
             clean &= self.nightly.stop()
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()
         if self.reminders is not None:

@@ -57,6 +57,17 @@ MISPLACED = Counter(
 ARMS_FAILED = Counter("toc_arms_failed_total", "Reminders that did not reach Redis at first")
 ARMS_DROPPED = Counter("toc_arms_dropped_total", "Failed reminders left to the loader and scanner")
 SERVICE_ERRORS = Counter("toc_service_errors_total", "Failed steps of a service", ["service"])
+WEBHOOK_REQUESTS = Counter(
+    "toc_webhook_requests_total",
+    "Requests of webhooks: done, failed, refused (by an answer 4xx), or wait (not sent)",
+    ["webhook", "outcome"],
+)
+WEBHOOKS_DISABLED = Gauge(
+    "toc_webhooks_disabled", "Destinations that are disabled, after an answer 410 or by a person"
+)
+WEBHOOK_BREAKER_OPEN = Gauge(
+    "toc_webhook_breaker_open", "1 while the circuit breaker of a destination is open", ["webhook"]
+)
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from typing import Annotated, Literal, Self
@@ -19,6 +20,7 @@ from pydantic import (
 )
 
 from toc.domain.argument_checks import check_biz_type
+from toc.domain.network_addresses import AllowList, check_host_entry
 from toc.domain.secret_masking import SecretText, SecretUrl, is_secret_name
 from toc.runtime.urls import MYSQL, parse_database_url
 
@@ -512,8 +514,8 @@ class ReconcileSettings(_SettingGroup):
     archive: Url = Field(
         "none",
         min_length=1,
-        description="where ended jobs go, as Delta tables, before they are purged: a directory, or a URL as "
-        "s3://bucket/toc; 'none': nowhere",
+        description="where ended jobs and events go, as Delta tables, before they are purged: a directory, "
+        "or a URL as s3://bucket/toc; 'none': nowhere",
     )
     table_days: int = Field(
         7,
@@ -536,6 +538,108 @@ class ReconcileSettings(_SettingGroup):
     ] = Field(
         default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
     )
+
+
+class WebhookSettings(_SettingGroup):
+    """Sending jobs to other services by HTTP (docs/how-to/webhooks.md); needs toc[web]."""
+
+    key: SecretStr | None = Field(
+        None,
+        description="keys that encrypt the destinations' secrets, as `toc webhooks new-key` prints them: the "
+        "first one encrypts, all decrypt",
+    )
+    key_file: str | None = Field(
+        None, min_length=1, description="file with the keys, one on a line, instead of `key`"
+    )
+    destinations_max: int = Field(1000, ge=1, le=10_000, description="destinations in all, at most")
+    allow: tuple[str, ...] = Field(
+        (),
+        description="networks and hosts that webhooks may reach: '10.0.0.0/8', 'hooks.example.com', "
+        "'*.internal'; none: all public addresses; an address that is not public needs its network here",
+    )
+    allow_http: tuple[str, ...] = Field(
+        (), description="hosts that may be reached without TLS (http://)"
+    )
+    ports: tuple[Annotated[int, Field(ge=1, le=65_535)], ...] = Field(
+        (443,), min_length=1, description="ports that webhooks may connect to"
+    )
+    tls_ca: str | None = Field(
+        None,
+        min_length=1,
+        description="file with further certificates (PEM) that receivers' may come from, beside the system's",
+    )
+    concurrency: int = Field(
+        64, ge=1, le=1000, description="requests to one destination at once, per process, at most"
+    )
+    connect_s: float = Field(
+        5, gt=0, le=300, description="time limit to look up a host and connect to it"
+    )
+    read_s: float = Field(15, gt=0, le=3600, description="time limit for each part of an answer")
+    total_s: float = Field(
+        20,
+        gt=0,
+        le=3600,
+        description="time limit for a whole request; less if worker.lease_s or the type's timeout is less",
+    )
+    retry_after_s_max: float = Field(
+        3600, ge=1, le=86_400, description="the longest Retry-After that is followed"
+    )
+    failures_max: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="failed requests in a row after which a destination's circuit breaker opens",
+    )
+    open_s: float = Field(
+        10,
+        ge=0.1,
+        le=3600,
+        description="how long a circuit breaker is open before one request probes it",
+    )
+    open_s_max: float = Field(
+        300, ge=0.1, le=86_400, description="the same after further failures; it doubles up to this"
+    )
+    wait_s_max: float = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="the longest wait of a job for a busy or failing destination before it tries again",
+    )
+    disabled_wait_s: float = Field(
+        300, ge=1, le=86_400, description="the wait of a job while its destination is disabled"
+    )
+    rotation_s: float = Field(
+        86_400,
+        ge=60,
+        le=31_536_000,
+        description="how long requests are signed with the old secret too, after `toc webhooks rotate`",
+    )
+
+    @field_validator("allow")
+    @classmethod
+    def _check_allow(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        AllowList.parse("allow", value)
+        return value
+
+    @field_validator("allow_http")
+    @classmethod
+    def _check_allow_http(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            try:
+                ipaddress.ip_address(entry)
+            except ValueError:
+                check_host_entry("allow_http", entry)
+        return tuple(entry.lower() for entry in value)
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.key is not None and self.key_file is not None:
+            raise ValueError("key and key_file are both set: set one of them")
+        if self.open_s_max < self.open_s:
+            raise ValueError(
+                f"open_s_max ({self.open_s_max:g}) must be at least open_s ({self.open_s:g})"
+            )
+        return self
 
 
 class LimitSettings(_SettingGroup):

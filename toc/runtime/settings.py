@@ -57,6 +57,7 @@ from toc.runtime.setting_groups import (
     TopicSettings,
     TypeSettings,
     Url,
+    WebhookSettings,
     WorkerSettings,
 )
 from toc.runtime.urls import check_mysql_driver, check_redis_url, parse_database_url
@@ -139,6 +140,7 @@ class Settings(BaseSettings):
     http: HttpSettings = HttpSettings()
     retention: RetentionSettings = RetentionSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     limits: LimitSettings = LimitSettings()
     web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
@@ -496,7 +498,7 @@ def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
 
 _SECRETS = {
     "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
-    ("reconcile", "spark"), ("reconcile", "archive"),
+    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"),
 }  # fmt: skip
 """Settings whose values no error shows."""
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
-from toc.store import declared_types
+from toc.store import declared_types, views
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
 from toc.store.token_rows import TOKEN_COLUMNS
 
-JOBS = "toc_job_…"
-"""A placeholder for every job table."""
+JOBS, VIEWS = "toc_job_…", "toc_…s"
+"""Placeholders for every job table, and for every view."""
 
 EVENT_COLUMNS = (
     "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
@@ -28,6 +28,10 @@ EVENT_COLUMNS = (
 
 _EVENTS = f"INSERT ({', '.join(EVENT_COLUMNS)})"
 _DECLARATIONS = f"INSERT ({', '.join(declared_types.COLUMNS)})"
+WEBHOOK_DISABLING_COLUMNS = ("version", "disabled_time", "disabled_reason", "gmt_modified")
+"""The columns of `toc_webhook` that a worker changes, when a receiver answers that it is gone."""
+
+_DISABLING = f"UPDATE ({', '.join(WEBHOOK_DISABLING_COLUMNS)})"
 _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
 
 _AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
@@ -61,6 +65,11 @@ _CLIENT: dict[str, Rights] = {
     "toc_event": (_EVENTS,),
 }
 
+_READ_BY_READERS = (
+    JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
+    "toc_token", "toc_audit", VERSION_TABLE,
+)  # fmt: skip
+
 ROLES: dict[str, Role] = {
     "migrator": Role(
         "`toc migrate`",
@@ -80,6 +89,7 @@ ROLES: dict[str, Role] = {
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
             "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_webhook": (_DISABLING,),
         },
     ),
     "web": Role(
@@ -95,14 +105,15 @@ ROLES: dict[str, Role] = {
         },
     ),
     "operator": Role(
-        "people who change jobs and types: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "
-        "`toc reconcile`, `toc nightly`",
+        "people who change jobs, types and webhooks: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "
+        "`toc webhooks`, `toc reconcile`, `toc nightly`",
         ("SELECT",),
         {
             **_CLIENT,
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
             "toc_declared_type": (_DECLARATIONS,),
+            "toc_webhook": ("INSERT", "UPDATE"),
         },
     ),
     "tokens": Role(
@@ -112,7 +123,13 @@ ROLES: dict[str, Role] = {
     ),
     "reader": Role(
         "people who look: `toc sql`, `toc explain`, `toc status`, `toc audit`, `toc migrate --status`",
-        ("SELECT", "SHOW VIEW"),
+        ("SHOW VIEW",),
+        {
+            **dict.fromkeys(_READ_BY_READERS, ("SELECT",)),
+            # Readers see that the table exists and what its columns are, but no row: it has the encrypted
+            # secrets, and URLs may hold secrets of receivers.
+            "toc_webhook": ("REFERENCES",),
+        },
         # `toc sql` opens 4 connections per database and person: the limit leaves connections for the workers.
         limits=" WITH MAX_USER_CONNECTIONS 40",
     ),
@@ -177,7 +194,8 @@ def grant_statements(
     pattern = quote_name(re.sub(r"([\\_%])", r"\\\1", schema))
     yield f"GRANT {', '.join(role.database)} ON {pattern}.* TO {account}"
     for table, rights in role.tables.items():
-        names = map(job_table_name, shards) if table == JOBS else [table]
+        every: dict[str, Iterable[str]] = {JOBS: map(job_table_name, shards), VIEWS: views.COLUMNS}
+        names = every.get(table, [table])
         for name in names:
             yield f"GRANT {', '.join(rights)} ON {quote_name(schema)}.{quote_name(name)} TO {account}"
 

@@ -4,8 +4,8 @@ Per shard a job table `toc_job_0000` …, numbered over all databases. Per datab
 routing's fingerprint and the database's identity), `toc_biz_type` (number <-> name, so that DBAs
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
 people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
-(a copy of the tokens of HTTP), `toc_audit` (calls over HTTP) and `toc_declared_type` (the declarations of
-types: each change is a row).
+(a copy of the tokens of HTTP), `toc_audit` (calls over HTTP), `toc_declared_type` (the declarations of
+types: each change is a row) and `toc_webhook` (the destinations of webhooks).
 """
 
 from __future__ import annotations
@@ -230,6 +230,26 @@ def declared_type_table(metadata: MetaData) -> Table:
         Column("copied", SmallInteger, nullable=False),
         # The server writes the account of the connection here, as in toc_event.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def webhook_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_webhook",
+        metadata,
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("url", ascii_varchar(1000), nullable=False),
+        # Encrypted by keys that are not in the database (ADR 42).
+        Column("secret", ascii_varchar(255)),
+        Column("old_secret", ascii_varchar(255)),
+        Column("old_secret_end_time", DatetimeAsMillis),
+        Column("gmt_create", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("disabled_time", DatetimeAsMillis),
+        Column("disabled_reason", utf8_varchar(255)),
+        Column("removed", SmallInteger, nullable=False, server_default=text("0")),
         **_TABLE_OPTIONS,
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -125,6 +125,8 @@ class AsyncHandlerRunner:
         self._waiting: set[asyncio.Task[None]] = set()  # not started yet
         self._started: dict[int, asyncio.Task[None]] = {}  # by the id() of the run
         self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
+        self.closers: list[Callable[[], Awaitable[None]]] = []
+        """Called on the loop before it ends: they close what belongs to the loop, as connections."""
 
     def enqueue(self, run: JobRun, /) -> None:
         self._ensure_event_loop().call_soon_threadsafe(self._spawn_handler_task, run)
@@ -174,6 +176,11 @@ class AsyncHandlerRunner:
             task.cancel()
         if self._cancelled:
             loop.run_until_complete(asyncio.wait(self._cancelled, timeout=CANCEL_S))
+        for close in self.closers:
+            try:
+                loop.run_until_complete(asyncio.wait_for(close(), CANCEL_S))
+            except Exception as error:  # noqa: BLE001 - the loop ends in any case
+                log.warning("the loop of handlers ends, and a part of it was not closed: %r", error)
         loop.close()
 
     def _spawn_handler_task(self, run: JobRun) -> None:

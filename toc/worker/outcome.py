@@ -62,7 +62,9 @@ def _outcome_of_failure(run: JobRun, result: BaseException, now_ms: int, spread:
     error = describe_error(result) if asked is None else asked.reason
     if job.attempts >= spec.max_attempts:
         return Outcome(job.job_id, run.token, OutcomeKind.BURY, error=error)
-    delay_s = spec.retry.delay_s(job.attempts, spread) if asked is None else asked.after_s
+    delay_s = None if asked is None else asked.after_s
+    if delay_s is None:
+        delay_s = spec.retry.delay_s(job.attempts, spread)
     due_ms = now_ms + math.ceil(delay_s * 1000)
     return Outcome(job.job_id, run.token, OutcomeKind.RETRY, due_ms=due_ms, error=error)
 

@@ -1,0 +1,1 @@
+"""Sends due jobs to other services by HTTP, as Standard Webhooks 1.0. Needs toc[web]."""
