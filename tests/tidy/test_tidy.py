@@ -103,6 +103,7 @@ MAY_DRAW = {
     "toc/center/connections.py": "where a process' ids start",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
     "toc/node/lease_node.py": "hands a Random to the lease server",
+    "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",
@@ -157,9 +158,11 @@ OUTSIDE = {
         "toc/runtime/setting_groups.py",
         "toc/runtime/settings.py",
         "toc/runtime/web_settings.py",
+        "toc/runtime/client_settings.py",
         "toc/cli/settings.py",  # prints the table
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
+    "httpx": ("toc/client/transport.py", "toc/webhooks/"),
     "pydantic_settings": ("toc/runtime/settings.py",),
 }
 

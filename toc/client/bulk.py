@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.center.job_spec import CheckedJob, check_job_spec
 from toc.client.http_call import HttpCall, encode_body, error_of_problem
+from toc.client.retry_plan import new_idempotency_key
 from toc.client.wire_jobs import job_document, parse_scheduled
 from toc.domain.job import Scheduled
 from toc.errors import InvalidInput, PartlyScheduled, RequestFailed, TocError
@@ -111,7 +111,7 @@ class Bulk:
             "POST",
             "/v1/jobs",
             _FRAME % b",".join(it.content for it in part),
-            headers={} if has_key else {"Idempotency-Key": uuid.uuid4().hex},
+            headers={} if has_key else {"Idempotency-Key": new_idempotency_key()},
             is_repeatable=not has_key or self._on_duplicate != "error",
         )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import suppress
 
+from toc.client.retry_plan import draw_spread
 from toc.runtime.client_settings import ClientSettings
-
-_rng = random.SystemRandom()
 
 
 class Pauses:
@@ -27,5 +25,5 @@ class Pauses:
         settings = self._settings
         self._pause_s = min(settings.retry_s_max, max(2 * self._pause_s, settings.retry_s))
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._pause_s * _rng.uniform(0.5, 1.0)):
+            async with asyncio.timeout(self._pause_s * draw_spread()):
                 await self._stop.wait()

@@ -1,11 +1,23 @@
-"""Whether and when a call is repeated. Pure: randomness is passed in."""
+"""Whether and when a call is repeated."""
 
 from __future__ import annotations
 
 import random
+import uuid
+from collections.abc import Callable
 
 from toc.client.http_call import CallFailure
 from toc.runtime.client_settings import ClientSettings
+
+
+def draw_spread() -> float:
+    """By what a wait is multiplied, so that the clients of a server that returns do not come all at once."""
+    return random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
+def new_idempotency_key() -> str:
+    """A key under which the repetitions of a call make no second job."""
+    return uuid.uuid4().hex
 
 
 class RetryPlan:
@@ -18,9 +30,14 @@ class RetryPlan:
     """
 
     def __init__(
-        self, settings: ClientSettings, rng: random.Random, *, is_repeatable: bool
+        self,
+        settings: ClientSettings,
+        *,
+        is_repeatable: bool,
+        draw_spread: Callable[[], float] = draw_spread,
     ) -> None:
-        self._settings, self._rng, self._is_repeatable = settings, rng, is_repeatable
+        self._settings, self._is_repeatable = settings, is_repeatable
+        self._draw_spread = draw_spread
         self._repetitions = 0
 
     def next_wait_s(self, failure: CallFailure) -> float | None:
@@ -33,5 +50,5 @@ class RetryPlan:
             return None
         backoff_s = min(settings.retry_s_max, settings.retry_s * 2.0**self._repetitions)
         self._repetitions += 1
-        spread = self._rng.uniform(0.5, 1.0)
+        spread = self._draw_spread()
         return max(failure.wait_s + settings.retry_s * (1.0 - spread), backoff_s * spread)

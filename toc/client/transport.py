@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import ssl
 import threading
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from toc.runtime.clock import Clock, SystemClock
 
 KEEP_ALIVE_S = 4.0  # below the 5 s after which uvicorn closes an idle connection
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_rng = random.SystemRandom()
 _clock = SystemClock()  # limits of answers count in real time, also when tests set the jobs' clock
 
 
@@ -167,7 +165,7 @@ class SyncTransport:
             client.close()
 
     def _send_until_done(self, call: HttpCall) -> dict[str, Any]:
-        plan = RetryPlan(self._wiring.settings, _rng, is_repeatable=call.is_repeatable)
+        plan = RetryPlan(self._wiring.settings, is_repeatable=call.is_repeatable)
         while True:
             found = self._send(call)
             if isinstance(found, HttpAnswer):
@@ -232,7 +230,7 @@ class AsyncTransport:
             await client.aclose()
 
     async def _send_until_done(self, call: HttpCall) -> dict[str, Any]:
-        plan = RetryPlan(self._wiring.settings, _rng, is_repeatable=call.is_repeatable)
+        plan = RetryPlan(self._wiring.settings, is_repeatable=call.is_repeatable)
         while True:
             found = await self.send(call)
             if isinstance(found, HttpAnswer):

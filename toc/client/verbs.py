@@ -6,7 +6,6 @@ So a sync and an async client share everything but the sending. Arguments are ch
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from urllib.parse import quote
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
 from toc.client.bulk import Bulk
 from toc.client.http_call import HttpCall, encode_body
+from toc.client.retry_plan import new_idempotency_key
 from toc.client.wire_jobs import (
     business_document,
     job_document,
@@ -78,7 +78,7 @@ class Verbs:
             "POST",
             "/v1/jobs",
             encode_body(job_document(job, attribute, on_duplicate)),
-            headers={} if has_key else {"Idempotency-Key": uuid.uuid4().hex},
+            headers={} if has_key else {"Idempotency-Key": new_idempotency_key()},
             # With "error", a repetition would be refused because of the job of the first call.
             is_repeatable=not has_key or on_duplicate != "error",
             arguments=arguments,
