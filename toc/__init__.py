@@ -54,10 +54,12 @@ if TYPE_CHECKING:
 
     schedule = _center.schedule
     schedule_many = _center.schedule_many
+    schedule_each = _center.schedule_each
     place = _center.place
     cancel = _center.cancel
     reschedule = _center.reschedule
     redrive = _center.redrive
+    run_now = _center.run_now
     get = _center.get
     find = _center.find
     dead = _center.dead
@@ -77,7 +79,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
-    "schedule", "schedule_many", "place", "cancel", "reschedule", "redrive",
+    "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
     "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
@@ -117,5 +119,5 @@ __all__ = [
     "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
     "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
-    "schedule", "schedule_many",
+    "run_now", "schedule", "schedule_each", "schedule_many",
 ]  # fmt: skip

@@ -101,6 +101,7 @@ MAY_READ_CLOCKS = {
 MAY_DRAW = {
     "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
+    "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
     "toc/node/lease_node.py": "hands a Random to the lease server",
     "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
@@ -160,9 +161,12 @@ OUTSIDE = {
         "toc/runtime/web_settings.py",
         "toc/runtime/client_settings.py",
         "toc/cli/settings.py",  # prints the table
+        "toc/http/",  # the documents of HTTP
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
     "httpx": ("toc/client/transport.py", "toc/webhooks/"),
+    "starlette": ("toc/http/",),
+    "uvicorn": ("toc/http/",),
     "pydantic_settings": ("toc/runtime/settings.py",),
 }
 

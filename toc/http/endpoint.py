@@ -27,7 +27,7 @@ from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
 from toc.http.front_door import REQUEST_ID, is_loopback_name
-from toc.http.problems import MEDIA_TYPE, Problem, forbidden, overloaded, problem_of
+from toc.http.problems import MEDIA_TYPE, HttpProblem, forbidden, overloaded, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Endpoint:
                 if self.route.audited is not None:
                     place = await self._reserve_place()
                 reply = await self.route.action(self._backend, call)
-        except (Problem, TocError, TimeoutError) as error:
+        except (HttpProblem, TocError, TimeoutError) as error:
             problem = problem_of(error)
             if problem.code == "internal":
                 log.exception("call %s failed", request_id)
@@ -132,7 +132,7 @@ class Endpoint:
             body = await read_body(request, route.bodies, self._limits, needed=route.needs_body)
             items = len(getattr(body, "jobs", getattr(body, "items", ())))
             if items > self._limits.bulk:
-                raise Problem(
+                raise HttpProblem(
                     HTTPStatus.UNPROCESSABLE_ENTITY,
                     "invalid_input",
                     f"at most {self._limits.bulk} items in one call",
@@ -145,7 +145,7 @@ class Endpoint:
     # ---- audit
 
     async def _reserve_place(self) -> AuditPlace:
-        """A place in the audit. Raises Problem when no place becomes free in time."""
+        """A place in the audit. Raises HttpProblem when no place becomes free in time."""
         audit, waited_s = self._backend.access.audit, 0.0
         while (place := audit.try_reserve()) is None:
             if waited_s >= self._limits.audit_wait_s:
@@ -159,7 +159,7 @@ class Endpoint:
         place: AuditPlace | None,
         caller: Caller | None,
         address: str | None,
-        problem: Problem,
+        problem: HttpProblem,
         request: Request,
     ) -> None:
         entry = self._entry(caller, address, problem.code, request, None)
@@ -225,7 +225,7 @@ def document_response(reply: Reply, headers: dict[str, str]) -> Response:
 
 
 def problem_response(
-    problem: Problem, request_id: str | None, headers: dict[str, str] | None = None
+    problem: HttpProblem, request_id: str | None, headers: dict[str, str] | None = None
 ) -> Response:
     """The response of a problem."""
     document: Any = problem.as_document(request_id)

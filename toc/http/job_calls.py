@@ -37,7 +37,7 @@ from toc.http.job_documents import (
     scheduled_document,
 )
 from toc.http.models import JobIn, JobsIn
-from toc.http.problems import Problem, problem_of
+from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
 
 IDEMPOTENT = "idem:"
@@ -99,7 +99,7 @@ async def _schedule_bulk(
             own_key = None if key is None else f"{key}\n{position}"
             wanted, rule = _check_job(backend, call.caller, job, own_key)
             business = check_business_id(wanted["biz_id"], call.caller.tenant)
-        except (InvalidInput, Problem) as error:
+        except (InvalidInput, HttpProblem) as error:
             results[position] = error
             continue
         groups[backend.database_of_business(business), rule].append((position, wanted))
@@ -117,7 +117,7 @@ async def _schedule_bulk(
             found: Sequence[Scheduled | Exception]
             try:
                 found = await backend.calls.run(index, write)
-            except (TocError, Problem) as error:
+            except (TocError, HttpProblem) as error:
                 found = [error] * len(group)
             for (position, _), result in zip(group, found, strict=True):
                 results[position] = result
@@ -144,7 +144,7 @@ def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
 def _check_job(
     backend: Backend, caller: Caller, job: JobIn, idempotency_key: str | None
 ) -> tuple[JobSpec, OnDuplicate]:
-    """The job as `schedule` wants it, with its rule for a held key. Raises InvalidInput, Problem (403)."""
+    """The job for `schedule`, with its rule for a held key. Raises InvalidInput, HttpProblem (403)."""
     declared = require_type(backend, caller, "schedule", job.biz_type)
     check_payload_of(declared, job.payload)
     key, rule = job.key, job.on_duplicate
