@@ -48,6 +48,12 @@ def test_the_code_of_the_page_runs(
 
 
 def test_the_page_names_each_error_of_remote_clients() -> None:
-    for name in ("ServerUnavailable", "Unauthenticated", "Forbidden", "TooManyCalls", "RequestFailed"):
+    for name in (
+        "ServerUnavailable",
+        "Unauthenticated",
+        "Forbidden",
+        "TooManyCalls",
+        "RequestFailed",
+    ):
         assert f"`{name}`" in PAGE
         assert issubclass(getattr(toc, name), toc.TocError)

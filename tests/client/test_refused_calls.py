@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import socketserver
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 
 from tests.client.remote_world import QUICK, RemoteWorld
+from tests.webhooks.certificates import make_server_context
+from toc.client.http_call import CallFailure
 from toc.client.remote_center import RemoteCenter, connect
+from toc.client.retry_plan import RetryPlan
 from toc.errors import (
     Forbidden,
     InvalidInput,
@@ -41,10 +45,16 @@ class Scripted(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, answers: list[bytes]) -> None:
+    def __init__(self, answers: list[bytes], tls: ssl.SSLContext | None = None) -> None:
         self.answers, self.requests = answers, list[bytes]()
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True)
+            self.url = self.url.replace("http", "https")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client may break off the handshake."""
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -62,8 +72,8 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 @contextmanager
-def scripted(*answers: bytes) -> Iterator[Scripted]:
-    with Scripted(list(answers)) as server:
+def scripted(*answers: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
+    with Scripted(list(answers), tls) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
@@ -149,6 +159,33 @@ def test_a_redirect_is_not_followed() -> None:
         with pytest.raises(RequestFailed, match="307"):
             call_get(server)
         assert other.requests == []
+
+
+def test_the_servers_certificate_is_checked(tmp_path: Path) -> None:
+    tls, ca_file, _ = make_server_context(tmp_path, "127.0.0.1")
+    with scripted(http(404, b'{"code":"not_found"}'), tls=tls) as server:
+        with pytest.raises(ServerUnavailable, match="certificate verify failed") as caught:
+            call_get(server, retries=0)
+        assert not caught.value.may_have_effect
+        assert server.requests == []
+        assert call_get(server, ca_file=str(ca_file)) is None
+        assert len(server.requests) == 1
+    with pytest.raises(SettingsError, match=r"client\.ca_file"):
+        connect("https://a", token=TOKEN, ca_file=str(tmp_path / "missing"))
+
+
+def test_a_wait_is_bounded() -> None:
+    """A server that wants more patience than `client.retry_s_max` is not asked again."""
+    failure = CallFailure(TooManyCalls("calls_per_s", 1), may_pass=True, wait_s=1)
+    settings = ClientSettings(retries=3, retry_s=1, retry_s_max=3)
+    plan = RetryPlan(settings, is_repeatable=False, draw_spread=lambda: 1.0)
+    assert [plan.next_wait_s(failure) for _ in range(4)] == [1, 2, 3, None]
+    fresh = RetryPlan(settings, is_repeatable=True)
+    assert fresh.next_wait_s(failure._replace(wait_s=4)) is None
+    unsafe = failure._replace(had_no_effect=False)
+    assert RetryPlan(settings, is_repeatable=False).next_wait_s(unsafe) is None
+    assert RetryPlan(settings, is_repeatable=True).next_wait_s(unsafe) is not None
+    assert fresh.next_wait_s(failure._replace(may_pass=False)) is None
 
 
 def test_the_environments_proxy_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
