@@ -357,3 +357,5 @@ def test_the_jobs_of_a_killed_worker_run_elsewhere(served: Served, tmp_path: Pat
         log = (tmp_path / "log").read_text()
         assert second.wait() == 0, log
     assert served.token not in log
+    assert "HTTP Request" not in log  # httpx would log each call
+    assert "leases jobs of client.hangs, client.quick" in log
