@@ -43,11 +43,16 @@ def declare_type(settings: Settings, name: str, **fields: Any) -> None:
         databases.close()
 
 
-def make_token(settings: Settings, biz_types: tuple[str, ...] = ("*",), tenant: Any = None) -> str:
+def make_token(
+    settings: Settings,
+    biz_types: tuple[str, ...] = ("*",),
+    tenant: Any = None,
+    scopes: tuple[str, ...] = ALL,
+) -> str:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        made = TokenStore(databases, 1000).create(
-            owner="test", scopes=ALL, biz_types=biz_types, tenant=tenant, expires_in=None
+        made = TokenStore(databases, 1000, "tester").create(
+            owner="test", scopes=scopes, biz_types=biz_types, tenant=tenant, expires_in=None
         )
         return "".join(made.text)
     finally:
@@ -57,7 +62,7 @@ def make_token(settings: Settings, biz_types: tuple[str, ...] = ("*",), tenant: 
 def revoke_token(settings: Settings, token: str) -> None:
     databases = Databases.from_settings(settings, SystemClock())
     try:
-        TokenStore(databases, 1000).revoke(token.split("_")[1])
+        TokenStore(databases, 1000, "tester").revoke(token.split("_")[1])
     finally:
         databases.close()
 

@@ -17,9 +17,9 @@ from toc.http.app import OPENAPI_PATH
 from toc.http.call import Route
 from toc.http.routes import ROUTES
 
-JOB = {"biz_id": 42, "biz_type": "order.close", "delay": 60}
+JOB = {"biz_id": "{biz}", "biz_type": "order.close", "delay": 60}
 UNKNOWN = {"answer": "unknown", "job_id": None, "attempts": 0}
-BUSINESS = {"biz_id": 42}
+BUSINESS = {"biz_id": "{biz}"}
 ITEMS = {"items": [{"job_id": "{id}", "token": "of nobody"}]}
 ITEM_UNKNOWN = {"results": [{"job_id": "{id}", "outcome": "unknown", "lease_until": None}]}
 
@@ -43,7 +43,7 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("GET", "/v1/jobs/{job_id}"): _Line("/v1/jobs/{id}", hidden=NOT_FOUND),
     ("GET", "/v1/jobs/{job_id}/explain"): _Line("/v1/jobs/{id}/explain", hidden=NOT_FOUND),
     ("GET", "/v1/types/{biz_type}/jobs"): _Line(
-        "/v1/types/order.close/jobs?biz_id=42", hidden={"jobs": [], "next": None}
+        "/v1/types/order.close/jobs?biz_id={biz}", hidden={"jobs": [], "next": None}
     ),
     ("POST", "/v1/types/{biz_type}/jobs:cancel"): _Line(
         "/v1/types/order.close/jobs:cancel", BUSINESS
@@ -71,20 +71,20 @@ def scoped_routes() -> list[Route]:
     return [route for route in ROUTES if route.scope is not None]
 
 
-def call(web: WebWorld, route: Route, job_id: str, token: str | None) -> Any:
+def call(web: WebWorld, route: Route, job_id: str, biz: str, token: str | None) -> Any:
     line = CALLS[route.method, route.path]
-    body = with_id(line.body, job_id)
-    return web.call(route.method, with_id(line.path, job_id), body, token=token)
+    body = with_ids(line.body, job_id, biz)
+    return web.call(route.method, with_ids(line.path, job_id, biz), body, token=token)
 
 
-def with_id(document: Any, job_id: str) -> Any:
-    return json.loads(json.dumps(document).replace("{id}", job_id))
+def with_ids(document: Any, job_id: str, biz: str = "") -> Any:
+    return json.loads(json.dumps(document).replace("{id}", job_id).replace("{biz}", biz))
 
 
 def blue_job(web: WebWorld) -> tuple[str, str]:
-    """A new tenant, and a job of it."""
+    """A new tenant, and a job of it, whose business id is the tenant's name."""
     tenant = f"blue-{secrets.token_hex(4)}"
-    return tenant, web.schedule(token=web.make_token(tenant=tenant), key="k")
+    return tenant, web.schedule(tenant, token=web.make_token(tenant=tenant), key="k")
 
 
 def test_the_app_has_no_route_without_a_rule(small: WebWorld) -> None:
@@ -106,11 +106,11 @@ def test_a_route_needs_its_scope_and_no_other_one(shared: WebWorld, route: Route
     others = [scope for scope in SCOPES if scope != route.scope]
     for scopes in ([each] for each in others), [others]:
         for wrong in scopes:
-            response = call(shared, route, job_id, shared.make_token(wrong, tenant=blue))
+            response = call(shared, route, job_id, blue, shared.make_token(wrong, tenant=blue))
             assert (response.status_code, response.json()["code"]) == (403, "forbidden")
             assert shared.library.row(int(job_id)) == row
     assert route.scope is not None
-    response = call(shared, route, job_id, shared.make_token([route.scope], tenant=blue))
+    response = call(shared, route, job_id, blue, shared.make_token([route.scope], tenant=blue))
     assert response.status_code in (200, 201), response.text
     assert response.json() not in (UNKNOWN, {"jobs": [], "next": None})
 
@@ -131,7 +131,7 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     blue, job_id = blue_job(shared)
     token = shared.make_token(**({"tenant": blue} | FOREIGN[who]))
     before = shared.library.row(int(job_id))
-    response = call(shared, route, job_id, token)
+    response = call(shared, route, job_id, blue, token)
     assert shared.library.row(int(job_id)) == before
     if route.path == "/v1/types":
         return  # test_types_are_those_of_the_token
@@ -139,7 +139,7 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
         assert response.status_code == 201  # a job of the caller's own tenant
         return
     if "{job_id}" in route.path:
-        missing = call(shared, route, str(shared.library.new().job_id), token)
+        missing = call(shared, route, str(shared.library.new().job_id), blue, token)
         assert response.status_code == missing.status_code
         ids = {"request_id": None}
         assert response.json() | ids == missing.json() | ids
@@ -149,7 +149,7 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     elif who == "another type" and line.body is not ITEMS:
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
-        assert (response.status_code, response.json()) == (200, with_id(line.hidden, job_id))
+        assert (response.status_code, response.json()) == (200, with_ids(line.hidden, job_id))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_wrong_header_gets_401_everywhere(shared: WebWorld, header: str | None
     for route in scoped_routes():
         line = CALLS[route.method, route.path]
         headers = {} if text is None else {"Authorization": text}
-        path = line.path.replace("{id}", job_id)
-        body = with_id(line.body, job_id)
+        path = with_ids(line.path, job_id)
+        body = with_ids(line.body, job_id)
         response = client.request(route.method, path, json=body, headers=headers)
         assert (response.status_code, response.json()["code"]) == (401, "unauthenticated"), route
         assert response.headers["www-authenticate"].startswith("Bearer")
@@ -221,7 +221,7 @@ def test_calls_of_consequence_and_refused_ones_stand_in_the_audit(web: WebWorld)
     job_id = web.schedule()
     web.post(f"/v1/jobs/{job_id}:cancel", token=token, headers={"X-Request-ID": "r-1"})
     web.post(f"/v1/jobs/{job_id}:cancel", token=token)
-    web.post("/v1/jobs", JOB, token=token)
+    web.post("/v1/jobs", JOB | {"biz_id": 1}, token=token)
     web.get("/v1/types", token="toc_x_y")
     web.get(f"/v1/jobs/{job_id}")
     rows = web.audit()

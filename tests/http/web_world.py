@@ -84,7 +84,7 @@ class WebWorld:
             connect_timeout_s=1,
             web=web,
         )
-        self._tokens = TokenStore(library.databases, 1000)
+        self._tokens = TokenStore(library.databases, 1000, "tester")
         self.admin = self.make_token() if tokens else None
         self.declare("order.close", mode="pull")
         self.declare("report")
@@ -158,7 +158,7 @@ class WebWorld:
         return found
 
     def audit(self) -> list[Any]:
-        """The entries of the audit, oldest first, after all have been written."""
+        """The entries of the audit about calls, oldest first, after all have been written."""
         audit = self.backend.access.audit
         while audit.waiting:  # its thread writes
             audit.wake()
@@ -168,6 +168,6 @@ class WebWorld:
             with database.engine.begin() as connection:
                 rows += connection.exec_driver_sql(
                     "SELECT token_id, owner, address, action, target, rows_changed, outcome, request_id "
-                    "FROM toc_audit ORDER BY audit_id"
+                    "FROM toc_audit WHERE action NOT LIKE 'token%%' ORDER BY audit_id"
                 )
         return rows

@@ -101,9 +101,15 @@ MAY_READ_CLOCKS = {
 MAY_DRAW = {
     "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
+    "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
     "toc/node/lease_node.py": "hands a Random to the lease server",
+    "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
     "toc/node/node.py": "hands a Random to the worker",
+    "toc/node/sinks.py": "hands a Random to the sender of webhooks",
+    "toc/webhooks/administration.py": "hands a Random to the sender of one request",
+    "toc/webhooks/secret_box.py": "keys, and nonces of an encryption",
+    "toc/webhooks/signing.py": "secrets of destinations",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",
     "toc/store/database_metadata.py": "a database's identity, once in its life",
@@ -149,6 +155,8 @@ OUTSIDE = {
     "sqlite3": ("toc/store/",),
     "redis": ("toc/timer/",),
     "kazoo": ("toc/cluster/",),
+    "httpcore": ("toc/webhooks/",),
+    "cryptography": ("toc/webhooks/",),
     "pyspark": ("toc/reconcile/",),
     "apscheduler": ("toc/reconcile/",),
     "sqlglot": ("toc/admin/",),
@@ -157,9 +165,14 @@ OUTSIDE = {
         "toc/runtime/setting_groups.py",
         "toc/runtime/settings.py",
         "toc/runtime/web_settings.py",
+        "toc/runtime/client_settings.py",
         "toc/cli/settings.py",  # prints the table
+        "toc/http/",  # the documents of HTTP
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
+    "httpx": ("toc/client/transport.py", "toc/webhooks/"),
+    "starlette": ("toc/http/",),
+    "uvicorn": ("toc/http/",),
     "pydantic_settings": ("toc/runtime/settings.py",),
 }
 

@@ -19,7 +19,7 @@ from toc.http.call import Call, Reply, Route
 from toc.http.endpoint import Endpoint, problem_response
 from toc.http.front_door import REQUEST_ID, FrontDoor
 from toc.http.openapi import make_openapi
-from toc.http.problems import Problem
+from toc.http.problems import HttpProblem
 from toc.http.routes import ROUTES
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings, load_settings
@@ -68,7 +68,7 @@ _CODES = {HTTPStatus.NOT_FOUND: "no_such_path", HTTPStatus.METHOD_NOT_ALLOWED: "
 async def _answer_http_error(request: Request, error: Any) -> Response:
     """The answer to a path or method that the table does not have."""
     status = HTTPStatus(error.status_code)
-    problem = Problem(
+    problem = HttpProblem(
         status, _CODES.get(status, "refused"), "the server has no such path or method",
         headers=error.headers,
     )  # fmt: skip
@@ -76,5 +76,5 @@ async def _answer_http_error(request: Request, error: Any) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    problem = Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "the server failed")
+    problem = HttpProblem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "the server failed")
     return problem_response(problem, request.scope.get(REQUEST_ID))

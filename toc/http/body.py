@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from toc.http.problems import Problem, invalid
+from toc.http.problems import HttpProblem, invalid
 from toc.http.strict_json import BadJson, parse_json
 from toc.runtime.web_settings import WebLimitSettings
 
@@ -28,7 +28,7 @@ async def read_body(
 ) -> BaseModel:
     """The body as one of the models: of several, the last that has a name of the document, else the first.
 
-    needed: False: an empty body is an empty object. Raises Problem.
+    needed: False: an empty body is an empty object. Raises HttpProblem.
     """
     headers = request.headers
     length = headers.get("content-length")
@@ -44,7 +44,7 @@ async def read_body(
     if not body and not needed:
         return models[0]()
     if not _MEDIA_TYPE.fullmatch(headers.get("content-type", "")) or "content-encoding" in headers:
-        raise Problem(
+        raise HttpProblem(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "unsupported_media_type",
             "the body must be application/json in UTF-8, without a Content-Encoding",
@@ -52,14 +52,14 @@ async def read_body(
     try:
         document = parse_json(body, limits.nesting)
     except BadJson as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, "bad_json", f"the body: {error}") from None
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, "bad_json", f"the body: {error}") from None
     if not isinstance(document, dict):
-        raise Problem(HTTPStatus.BAD_REQUEST, "bad_json", "the body must be a JSON object")
+        raise HttpProblem(HTTPStatus.BAD_REQUEST, "bad_json", "the body must be a JSON object")
     return _make_model(_choose_model(models, document), document)
 
 
 def read_query(request: Request, known: Mapping[str, str]) -> dict[str, str]:
-    """The values behind "?". Raises Problem for an unknown name, or one that stands there twice."""
+    """The values behind "?". Raises HttpProblem for an unknown name, or one that stands there twice."""
     if len(request.url.query) > QUERY_CHARS_MAX:
         raise invalid("query", f"must have at most {QUERY_CHARS_MAX} characters")
     found: dict[str, str] = {}
@@ -96,8 +96,8 @@ def _make_model(model: type[BaseModel], document: dict[str, Any]) -> BaseModel:
         raise invalid(path[:FIELD_CHARS_MAX] or "body", rule[:300]) from None
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem(
+def _too_large(limit: int) -> HttpProblem:
+    return HttpProblem(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         "too_large",
         f"the body may have {limit} bytes",

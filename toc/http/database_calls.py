@@ -34,7 +34,7 @@ class DatabaseCalls:
 
     @contextmanager
     def place(self, index: int) -> Iterator[None]:
-        """A place for a call to a database, while the block runs. Raises Problem if there is none."""
+        """A place for a call to a database, while the block runs. Raises HttpProblem if there is none."""
         if self._taken[index] >= self._places_max:
             raise overloaded("too many calls wait for a database")
         self._taken[index] += 1

@@ -9,7 +9,7 @@ from toc.access.authorise import is_allowed
 from toc.access.caller import Caller, Scope
 from toc.domain.declared_type import DeclaredType, check_payload
 from toc.errors import InvalidInput
-from toc.http.problems import Problem
+from toc.http.problems import HttpProblem
 
 if TYPE_CHECKING:
     from toc.http.backend import Backend
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def require_type(backend: Backend, caller: Caller, scope: Scope, biz_type: str) -> DeclaredType:
     """The declaration of a type that the caller may use.
 
-    Raises Problem (403) if the caller may not, InvalidInput for a type that is not declared.
+    Raises HttpProblem (403) if the caller may not, InvalidInput for a type that is not declared.
     """
     if not is_allowed(caller, scope, biz_type, caller.tenant):
         raise not_allowed(scope)
@@ -33,8 +33,8 @@ def check_payload_of(declared: DeclaredType, payload: dict[str, Any] | None) -> 
     check_payload(declared, payload, field="payload")
 
 
-def not_allowed(scope: Scope) -> Problem:
+def not_allowed(scope: Scope) -> HttpProblem:
     """The problem of a token whose types do not cover the call's."""
-    return Problem(
+    return HttpProblem(
         HTTPStatus.FORBIDDEN, "forbidden", f"the token may not {scope} jobs of this type"
     )

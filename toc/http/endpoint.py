@@ -22,12 +22,12 @@ from starlette.types import Receive, Scope, Send
 from toc.access.audit import AuditEntry, AuditPlace
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import LimitState
-from toc.errors import TocError, Unauthenticated
+from toc.errors import TocError
 from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
 from toc.http.front_door import REQUEST_ID, is_loopback_name
-from toc.http.problems import MEDIA_TYPE, Problem, forbidden, overloaded, problem_of
+from toc.http.problems import MEDIA_TYPE, HttpProblem, forbidden, overloaded, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Endpoint:
                 if self.route.audited is not None:
                     place = await self._reserve_place()
                 reply = await self.route.action(self._backend, call)
-        except (Problem, TocError, TimeoutError) as error:
+        except (HttpProblem, TocError, TimeoutError) as error:
             problem = problem_of(error)
             if problem.code == "internal":
                 log.exception("call %s failed", request_id)
@@ -99,14 +99,9 @@ class Endpoint:
             return _PUBLIC
         access = self._backend.access
         header = request.headers.get("authorization")
-        access.failed_logins.check(address)
         if header is None and not access.authenticator.has_tokens and is_local(request):
             return LOOPBACK_CALLER
-        try:
-            return access.authenticator.authenticate(header)
-        except Unauthenticated:
-            access.failed_logins.count(address)
-            raise
+        return access.identify(header, address)
 
     def _require_scope(self, caller: Caller) -> None:
         scope = self.route.scope
@@ -132,7 +127,7 @@ class Endpoint:
             body = await read_body(request, route.bodies, self._limits, needed=route.needs_body)
             items = len(getattr(body, "jobs", getattr(body, "items", ())))
             if items > self._limits.bulk:
-                raise Problem(
+                raise HttpProblem(
                     HTTPStatus.UNPROCESSABLE_ENTITY,
                     "invalid_input",
                     f"at most {self._limits.bulk} items in one call",
@@ -145,7 +140,7 @@ class Endpoint:
     # ---- audit
 
     async def _reserve_place(self) -> AuditPlace:
-        """A place in the audit. Raises Problem when no place becomes free in time."""
+        """A place in the audit. Raises HttpProblem when no place becomes free in time."""
         audit, waited_s = self._backend.access.audit, 0.0
         while (place := audit.try_reserve()) is None:
             if waited_s >= self._limits.audit_wait_s:
@@ -159,7 +154,7 @@ class Endpoint:
         place: AuditPlace | None,
         caller: Caller | None,
         address: str | None,
-        problem: Problem,
+        problem: HttpProblem,
         request: Request,
     ) -> None:
         entry = self._entry(caller, address, problem.code, request, None)
@@ -225,7 +220,7 @@ def document_response(reply: Reply, headers: dict[str, str]) -> Response:
 
 
 def problem_response(
-    problem: Problem, request_id: str | None, headers: dict[str, str] | None = None
+    problem: HttpProblem, request_id: str | None, headers: dict[str, str] | None = None
 ) -> Response:
     """The response of a problem."""
     document: Any = problem.as_document(request_id)

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toc.http.problems import Problem
+from toc.http.problems import HttpProblem
 
 REQUEST_ID = "toc.request_id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -51,7 +51,7 @@ class FrontDoor:
         if not self._accepts(headers.getlist("host")):
             from toc.http.endpoint import problem_response  # noqa: PLC0415 - it imports this module
 
-            problem = Problem(
+            problem = HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "wrong_host",
                 "the header Host must name this server (web.hosts)",

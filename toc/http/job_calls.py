@@ -20,7 +20,7 @@ from typing import Any
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.center.job_spec import JobSpec, When
-from toc.domain.biz_ids import check_business_id
+from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
 from toc.http.backend import Backend
@@ -37,7 +37,7 @@ from toc.http.job_documents import (
     scheduled_document,
 )
 from toc.http.models import JobIn, JobsIn
-from toc.http.problems import Problem, problem_of
+from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
 
 IDEMPOTENT = "idem:"
@@ -74,7 +74,9 @@ async def _schedule_one(
     options: dict[str, Any] = {
         name: value for name, value in wanted.items() if name not in ("biz_id", "action_time")
     }
-    index = backend.database_of_business(check_business_id(wanted["biz_id"], caller.tenant))
+    business = check_business_id(wanted["biz_id"], caller.tenant)
+    index = backend.database_of_business(business)
+    await _require_room(backend, index, business, wanted["biz_type"])
     if wanted.get("dedup_key") is None:
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
@@ -88,6 +90,16 @@ async def _schedule_one(
     return await backend.calls.run(index, schedule)
 
 
+async def _require_room(
+    backend: Backend, index: int, business: BusinessId, biz_type: str, jobs: int = 1
+) -> None:
+    """Raises TooManyCalls when the business id has too many live jobs (web.limits.jobs_per_biz_id)."""
+    limit = backend.access.live_jobs
+    if not limit.admits(business, biz_type, jobs):
+        check = functools.partial(limit.check, business, biz_type, jobs)
+        await backend.calls.run(index, check)
+
+
 async def _schedule_bulk(
     backend: Backend, call: Call, jobs: Sequence[JobIn], key: str | None
 ) -> Reply:
@@ -99,7 +111,7 @@ async def _schedule_bulk(
             own_key = None if key is None else f"{key}\n{position}"
             wanted, rule = _check_job(backend, call.caller, job, own_key)
             business = check_business_id(wanted["biz_id"], call.caller.tenant)
-        except (InvalidInput, Problem) as error:
+        except (InvalidInput, HttpProblem) as error:
             results[position] = error
             continue
         groups[backend.database_of_business(business), rule].append((position, wanted))
@@ -109,7 +121,10 @@ async def _schedule_bulk(
         by_database[index].append((rule, group))
 
     async def write_groups(index: int) -> None:
-        for rule, group in by_database[index]:
+        for rule, all_of_group in by_database[index]:
+            group = await _jobs_with_room(backend, index, call.caller, all_of_group, results)
+            if not group:
+                continue
             specs = [wanted for _, wanted in group]
             write = functools.partial(
                 backend.center.schedule_each, specs, on_duplicate=rule, actor=call.caller.actor
@@ -117,7 +132,7 @@ async def _schedule_bulk(
             found: Sequence[Scheduled | Exception]
             try:
                 found = await backend.calls.run(index, write)
-            except (TocError, Problem) as error:
+            except (TocError, HttpProblem) as error:
                 found = [error] * len(group)
             for (position, _), result in zip(group, found, strict=True):
                 results[position] = result
@@ -133,6 +148,30 @@ async def _schedule_bulk(
     )
 
 
+async def _jobs_with_room(
+    backend: Backend,
+    index: int,
+    caller: Caller,
+    group: Sequence[tuple[int, JobSpec]],
+    results: list[Scheduled | Exception],
+) -> list[tuple[int, JobSpec]]:
+    """The jobs whose business ids have room for them; `results` gets the errors of the others."""
+    by_business: dict[tuple[BusinessId, str], list[tuple[int, JobSpec]]] = defaultdict(list)
+    for position, wanted in group:
+        business = check_business_id(wanted["biz_id"], caller.tenant)
+        by_business[business, wanted["biz_type"]].append((position, wanted))
+    accepted: list[tuple[int, JobSpec]] = []
+    for (business, biz_type), jobs in by_business.items():
+        try:
+            await _require_room(backend, index, business, biz_type, len(jobs))
+        except (TocError, HttpProblem) as error:
+            for position, _ in jobs:
+                results[position] = error
+        else:
+            accepted += jobs
+    return sorted(accepted, key=lambda job: job[0])
+
+
 def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
     if isinstance(result, Scheduled):
         return scheduled_document(result)
@@ -144,7 +183,7 @@ def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
 def _check_job(
     backend: Backend, caller: Caller, job: JobIn, idempotency_key: str | None
 ) -> tuple[JobSpec, OnDuplicate]:
-    """The job as `schedule` wants it, with its rule for a held key. Raises InvalidInput, Problem (403)."""
+    """The job for `schedule`, with its rule for a held key. Raises InvalidInput, HttpProblem (403)."""
     declared = require_type(backend, caller, "schedule", job.biz_type)
     check_payload_of(declared, job.payload)
     key, rule = job.key, job.on_duplicate

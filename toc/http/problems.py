@@ -28,7 +28,7 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """An error that becomes a problem+json answer.
 
     detail: for people. facts: further members, as `field` and `rule`. headers: of the answer.
@@ -92,12 +92,12 @@ _KINDS: dict[type[TocError], _Kind] = {
 }
 
 
-def problem_of(error: BaseException) -> Problem:
+def problem_of(error: BaseException) -> HttpProblem:
     """The problem that an error is told as. Everything without a line in the table is an internal error."""
-    if isinstance(error, Problem):
+    if isinstance(error, HttpProblem):
         return error
     if isinstance(error, TooManyCalls):
-        return Problem(
+        return HttpProblem(
             HTTPStatus.TOO_MANY_REQUESTS,
             error.code,
             "too many calls: try again later",
@@ -107,7 +107,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, Overloaded):
         return overloaded("the server has too many calls of this kind")
     if isinstance(error, TimeoutError):
-        return Problem(
+        return HttpProblem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             "deadline",
             "the call took too long; it may have taken effect, and may be repeated",
@@ -120,26 +120,28 @@ def problem_of(error: BaseException) -> Problem:
                 facts["job_id"] = str(facts["job_id"])
             # The refused value is not repeated: it may be a secret, or large.
             detail = how.detail or f"{facts['field']}: {facts['rule']}"
-            return Problem(how.status, error.code, detail, headers=how.headers, **facts)
-    return Problem(
+            return HttpProblem(how.status, error.code, detail, headers=how.headers, **facts)
+    return HttpProblem(
         HTTPStatus.INTERNAL_SERVER_ERROR,
         "internal",
         "the server failed; its log has the error under this request_id",
     )
 
 
-def invalid(field: str, rule: str, status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY) -> Problem:
+def invalid(
+    field: str, rule: str, status: HTTPStatus = HTTPStatus.UNPROCESSABLE_ENTITY
+) -> HttpProblem:
     """The problem of a value that breaks a rule."""
-    return Problem(status, InvalidInput.code, f"{field}: {rule}", field=field, rule=rule)
+    return HttpProblem(status, InvalidInput.code, f"{field}: {rule}", field=field, rule=rule)
 
 
-def forbidden(scope: str) -> Problem:
+def forbidden(scope: str) -> HttpProblem:
     """The problem of a token without a scope."""
-    return Problem(
+    return HttpProblem(
         HTTPStatus.FORBIDDEN, "forbidden", f"the token needs the scope {scope!r} for this call"
     )
 
 
-def overloaded(what: str) -> Problem:
+def overloaded(what: str) -> HttpProblem:
     """The problem of a call that finds a full queue."""
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", what, headers=_RETRY)
+    return HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", what, headers=_RETRY)
