@@ -1,0 +1,88 @@
+"""Bounds inside the server: places of each database, live jobs of a business id; and no extra."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.http.web_world import WebWorld
+from toc.http.database_calls import DatabaseCalls
+from toc.http.problems import HttpProblem
+from toc.runtime.settings import Settings
+
+
+def test_a_slow_database_holds_up_no_other_one_and_no_queue_grows(tmp_path: Path) -> None:
+    settings = Settings(
+        databases=tuple(f"sqlite:///{tmp_path}/toc_{n}.db" for n in range(2)),
+        shards=4, pool_size=2, web={"limits": {"waiting_calls": 5}},
+    )  # fmt: skip
+    hangs, started = threading.Event(), threading.Semaphore(0)
+
+    def hang() -> str:
+        started.release()
+        hangs.wait(100)
+        return "slow"
+
+    async def call_both() -> None:
+        calls = DatabaseCalls(settings)
+        slow = [asyncio.create_task(calls.run(0, hang)) for _ in range(5)]
+        for _ in range(2):
+            await asyncio.to_thread(started.acquire)
+        assert not started.acquire(blocking=False)  # the others wait: the pool has two connections
+        with pytest.raises(HttpProblem) as caught:
+            await calls.run(0, hang)
+        assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "1")
+        for _ in range(20):
+            assert await calls.run(1, lambda: "quick") == "quick"
+        # A call whose caller has gone keeps its thread until it ends, and then the next one gets it.
+        slow[0].cancel()
+        await asyncio.wait([slow[0]])
+        assert not started.acquire(blocking=False)
+        hangs.set()
+        assert await asyncio.gather(*slow[1:]) == ["slow"] * 4
+        assert await calls.run(0, lambda: "again") == "again"
+        await asyncio.to_thread(calls.close)
+
+    asyncio.run(call_both())
+
+
+def test_a_business_id_has_a_limit_of_live_jobs(small_library: Any) -> None:
+    with WebWorld(small_library, limits={"jobs_per_biz_id": 20}) as web:
+        codes = []
+        for _ in range(25):
+            job = {"biz_id": 42, "biz_type": "order.close", "delay": 60}
+            codes.append(web.post("/v1/jobs", job).status_code)
+        assert codes == [201] * 20 + [429] * 5
+        bulk = web.post("/v1/jobs", {"jobs": [job, job | {"biz_id": 43}]}).json()["results"]
+        assert bulk[0]["problem"]["rule"] == "web.limits.jobs_per_biz_id"
+        assert bulk[1]["did"] == "inserted"
+        web.post("/v1/types/order.close/jobs:cancel", {"biz_id": 42})
+        assert web.post("/v1/jobs", job).status_code == 201
+
+
+def test_without_the_extra_toc_works_and_says_what_is_missing() -> None:
+    code = """
+import sys
+for name in ("starlette", "uvicorn", "httptools"):
+    sys.modules[name] = None
+import toc.http, toc.cli.dev, toc.cli.web
+from toc.errors import SettingsError
+load = toc.http.import_web_module
+for use in (lambda: toc.http.app, lambda: toc.http.make_app, lambda: load("toc.http.serve")):
+    try:
+        use()
+    except SettingsError as error:
+        assert "toc[web]" in str(error), error
+    else:
+        raise AssertionError("it was imported")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
