@@ -82,7 +82,6 @@ for use in (lambda: toc.http.app, lambda: toc.http.make_app, lambda: load("toc.h
     else:
         raise AssertionError("it was imported")
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert run.returncode == 0, run.stderr

@@ -1,8 +1,8 @@
 """The limit on live jobs of one business id and type, `web.limits.jobs_per_biz_id`.
 
 To count at each call would cost a read for each job. So a process lets a business id have a tenth of the
-limit, and then counts its live jobs once, before the next tenth. The limit holds about: each process counts on
-its own, and forgets the business ids that it has not seen for longest.
+limit, and then counts its live jobs once, before the next tenth. The limit holds about: each process counts
+alone, and forgets the business ids that it has not seen for longest.
 """
 
 from __future__ import annotations
