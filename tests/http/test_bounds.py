@@ -1,4 +1,4 @@
-"""Bounds inside the server: places of each database, live jobs of a business id; and no extra."""
+"""Bounds inside the server: places of each database; and a process without the extra."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.http.web_world import WebWorld
 from toc.http.database_calls import DatabaseCalls
 from toc.http.problems import HttpProblem
 from toc.runtime.settings import Settings
@@ -50,20 +48,6 @@ def test_a_slow_database_holds_up_no_other_one_and_no_queue_grows(tmp_path: Path
         await asyncio.to_thread(calls.close)
 
     asyncio.run(call_both())
-
-
-def test_a_business_id_has_a_limit_of_live_jobs(small_library: Any) -> None:
-    with WebWorld(small_library, limits={"jobs_per_biz_id": 20}) as web:
-        codes = []
-        for _ in range(25):
-            job = {"biz_id": 42, "biz_type": "order.close", "delay": 60}
-            codes.append(web.post("/v1/jobs", job).status_code)
-        assert codes == [201] * 20 + [429] * 5
-        bulk = web.post("/v1/jobs", {"jobs": [job, job | {"biz_id": 43}]}).json()["results"]
-        assert bulk[0]["problem"]["rule"] == "web.limits.jobs_per_biz_id"
-        assert bulk[1]["did"] == "inserted"
-        web.post("/v1/types/order.close/jobs:cancel", {"biz_id": 42})
-        assert web.post("/v1/jobs", job).status_code == 201
 
 
 def test_without_the_extra_toc_works_and_says_what_is_missing() -> None:

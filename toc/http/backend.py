@@ -10,14 +10,12 @@ from contextlib import suppress
 from toc.access.access import Access
 from toc.center.async_center import AsyncTimeoutCenter
 from toc.center.center import TimeoutCenter
-from toc.center.job_target import JobTarget
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import routing_bits_of
 from toc.domain.routing import routing_hash_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.http.database_calls import DatabaseCalls
-from toc.http.live_job_limit import LiveJobLimit
 from toc.leases.lease_server import LeaseServer
 from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
@@ -44,7 +42,6 @@ class Backend:
         self._lease_node = LeaseNode(settings, clock=self.clock)
         self.catalogue = self._lease_node.catalogue
         self.calls = DatabaseCalls(settings)
-        self._live_jobs = LiveJobLimit(settings.web.limits.jobs_per_biz_id)
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False
@@ -113,16 +110,6 @@ class Backend:
         """The index of the database that has a job."""
         routing = self.settings.routing
         return routing.database_index(routing.shard_of_hash(routing_bits_of(job_id)))
-
-    async def take_job_place(self, business: BusinessId, biz_type: str) -> None:
-        """Takes one of the places of `web.limits.jobs_per_biz_id`. Raises HttpProblem (429)."""
-
-        def count_live() -> int:
-            state = self.center._open_connections()  # noqa: SLF001 - the center has no such verb
-            return len(JobTarget(None, business, biz_type, None).find_job_ids(state))
-
-        index = self.database_of_business(business)
-        await self._live_jobs.take(business, biz_type, lambda: self.calls.run(index, count_live))
 
     async def read_health(self) -> str:
         """ok, degraded or down: see `HealthOut`."""

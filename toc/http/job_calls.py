@@ -76,7 +76,6 @@ async def _schedule_one(
     }
     business = check_business_id(wanted["biz_id"], caller.tenant)
     index = backend.database_of_business(business)
-    await backend.take_job_place(business, wanted["biz_type"])
     if wanted.get("dedup_key") is None:
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
@@ -101,8 +100,7 @@ async def _schedule_bulk(
             own_key = None if key is None else f"{key}\n{position}"
             wanted, rule = _check_job(backend, call.caller, job, own_key)
             business = check_business_id(wanted["biz_id"], call.caller.tenant)
-            await backend.take_job_place(business, job.biz_type)
-        except (TocError, HttpProblem) as error:
+        except (InvalidInput, HttpProblem) as error:
             results[position] = error
             continue
         groups[backend.database_of_business(business), rule].append((position, wanted))
