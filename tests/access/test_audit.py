@@ -16,6 +16,7 @@ from toc.access.audit_list import list_audit
 from toc.access.caller import Caller
 from toc.access.token_text import make_token_text
 from toc.errors import AccessUnavailable, StoreUnavailable
+from toc.runtime import metrics
 from toc.runtime.clock import SystemClock
 from toc.store.audit_rows import AuditRow, delete_old_audit_rows, insert_audit_rows
 
@@ -62,6 +63,34 @@ def test_entries_are_written_in_batches_by_a_thread(world: World) -> None:
     wait_until(lambda: audit.waiting == 0, "the batches")
     assert targets(world) == [str(n) for n in range(3 * BATCH_MAX)]
     assert audit.stop()
+
+
+def test_two_threads_that_write_at_once_write_each_entry_once(world: World) -> None:
+    audit = audit_of(world)
+    for n in range(4 * BATCH_MAX):
+        audit.record(entry(str(n)))
+
+    def write() -> None:
+        while audit.waiting:
+            audit.run_once()
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert targets(world) == [str(n) for n in range(4 * BATCH_MAX)]
+
+
+def test_what_waits_and_what_is_written_is_counted(world: World) -> None:
+    audit, written = audit_of(world), metrics.AUDIT_WRITTEN._value.get()
+    audit.record(entry())
+    audit.record(entry())
+    audit.run_once()
+    assert metrics.AUDIT_WAITING._value.get() == 2
+    audit.run_once()
+    assert metrics.AUDIT_WAITING._value.get() == 0
+    assert metrics.AUDIT_WRITTEN._value.get() == written + 2
 
 
 def test_a_stop_writes_what_waits(world: World) -> None:
@@ -199,6 +228,27 @@ def test_many_addresses_share_one_count(world: World, monkeypatch: pytest.Monkey
     audit.run_once()
     summary = [each.row for each in list_audit(world.databases, 50) if each.row.calls > 1]
     assert [(row.calls, row.address, row.token_id) for row in summary] == [(15, None, None)]
+
+
+def test_who_has_many_addresses_does_not_fill_the_table(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "SUMMARIES_MAX", 3)
+    audit = audit_of(world, refusals_per_min=2)
+    for n in range(40):
+        for _ in range(1 + n % 7):
+            audit.record_refused(refused(f"10.0.0.{n}"))
+    for _ in range(2):
+        audit.record_refused(entry(outcome="forbidden"))  # a token has room of its own
+    audit.run_once()
+    assert len(targets(world)) == 2 * refusals.STRANGERS_FACTOR + 2
+    world.clock.advance(refusals.PERIOD_S)
+    audit.run_once()
+    rows = [each.row for each in list_audit(world.databases, 100)]
+    assert len(rows) == 2 * refusals.STRANGERS_FACTOR + 2 + 3 + 1
+    assert sum(row.calls for row in rows) == sum(1 + n % 7 for n in range(40)) + 2
+    (others,) = [row for row in rows if row.target and "calls of others" in row.target]
+    assert (others.address, others.token_id, others.owner) == (None, None, None)
 
 
 def test_refused_calls_leave_room_for_the_others(world: World) -> None:

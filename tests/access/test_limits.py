@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.access.conftest import World, bearer
 from toc.access import limits
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import CallLimits, FailedLogins
-from toc.errors import TooManyCalls
+from toc.errors import TooManyCalls, Unauthenticated
+from toc.runtime import metrics
 from toc.runtime.web_settings import WebLimitSettings
 from toc.testing import TestClock
 
@@ -163,6 +165,23 @@ def test_addresses_of_one_network_count_together(one: str | None, other: str, sa
     logins.count(one)
     assert is_blocked(logins, one)
     assert is_blocked(logins, other) == same
+
+
+def test_a_valid_token_is_accepted_from_an_address_that_failed(world: World) -> None:
+    made = world.token()
+    access = world.access(failed_logins_per_min=2)
+    access.refresh_now()
+    failed = metrics.LOGINS_FAILED._value.get()
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            access.identify("Bearer nonsense", "10.0.0.1")
+    for _ in range(5):
+        with pytest.raises(TooManyCalls):
+            access.identify("Bearer nonsense", "10.0.0.1")
+    assert access.identify(bearer(made), "10.0.0.1").token_id == made.token_id
+    with pytest.raises(Unauthenticated):
+        access.identify("Bearer nonsense", "10.0.0.2")
+    assert metrics.LOGINS_FAILED._value.get() == failed + 8
 
 
 def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def settings(
     servers: dict[str, str], toc: Toc, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """Settings that permit the receiver; returns its URL."""
-    monkeypatch.setenv("TOC_WEBHOOKS__KEY", toc("webhooks", "new-key").out.strip())
+    monkeypatch.setenv("TOC_WEBHOOKS__KEY", toc("webhooks", "key").out.strip())
     monkeypatch.setenv("TOC_WEBHOOKS__ALLOW", '["127.0.0.0/8"]')
     monkeypatch.setenv("TOC_WEBHOOKS__ALLOW_HTTP", '["127.0.0.1"]')
     monkeypatch.setenv("TOC_WEBHOOKS__PORTS", f"[443, {receiver.port}]")
@@ -177,7 +177,7 @@ def test_with_both_keys_the_secrets_are_encrypted_again(
 ) -> None:
     secret = toc("webhooks", "add", "shop", settings, "--json").json["secret"]
     toc("webhooks", "rotate", "shop")
-    new, old = toc("webhooks", "new-key").out.strip(), os.environ["TOC_WEBHOOKS__KEY"]
+    new, old = toc("webhooks", "key").out.strip(), os.environ["TOC_WEBHOOKS__KEY"]
     monkeypatch.setenv("TOC_WEBHOOKS__KEY", new)
     assert "is encrypted by the key" in toc("webhooks", "test", "shop").err
     monkeypatch.setenv("TOC_WEBHOOKS__KEY", f"{new},{old}")

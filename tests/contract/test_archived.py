@@ -20,7 +20,9 @@ from toc.store.archive_status import (
     begin_archive_run,
     read_archive_status,
 )
+from toc.store.database_mover import MOVED_ROWS
 from toc.store.databases import Database
+from toc.store.recorded_meta import read_recorded_meta
 
 DAY_MS = 86_400_000
 
@@ -156,6 +158,16 @@ def test_the_value_of_the_other_mark_is_refused(database: Database, mark: str, v
     database.run_read(lambda connection: connection.exec_driver_sql(sql))
     with pytest.raises(SchemaMismatch, match=mark):
         read_archive_status(database, mark)
+
+
+def test_marks_are_no_facts_of_the_routing_and_may_differ_while_a_database_moves(
+    database: Database,
+) -> None:
+    before = read_recorded_meta(database)
+    for mark in MARKS:
+        begin_archive_run(database, mark)
+    assert read_recorded_meta(database) == before
+    assert MOVED_ROWS.issuperset(MARKS)
 
 
 def test_which_events_are_covered() -> None:

@@ -102,6 +102,14 @@ def test_a_failed_read_is_repeated_by_the_next_call(
         center.schedule(1, LATER, biz_type=NAME)
     with pytest.raises(InvalidInput):
         center.schedule(1, LATER, biz_type=NAME)
+    # The same where declarations were read before: until then the old ones count.
+    declare(library)
+    library.clock.advance(library.settings.catalogue.refresh_s)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeclaredTypeCache, "read_copy", fail)
+        with pytest.raises(InvalidInput):
+            center.schedule(1, LATER, biz_type=NAME)
+    center.schedule(1, LATER, biz_type=NAME)
 
 
 def test_declarations_are_read_once_in_a_while(

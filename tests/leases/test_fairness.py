@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.leases.conftest import MakeLeaseRig
-from tests.leases.rig import TYPE, LeaseRig, sees_tenant
+from tests.leases.rig import TYPE, WAIT_S, LeaseRig, sees_tenant
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.domain.pull_types import topic_of_pull_type
@@ -35,11 +35,11 @@ def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig:
     rig.center.schedule_many(
         [
             {"biz_id": number, "action_time": timedelta(seconds=-60), "tenant": "loud"}
-            for number in range(300)
+            for number in range(2500)
         ],
         biz_type=TYPE,
     )
-    (mine,) = rig.schedule(first=1000, tenant="quiet")
+    (mine,) = rig.schedule(first=9000, tenant="quiet")
     (job,) = rig.lease(server, accept=sees_tenant("quiet"))
     assert job.job_id == mine
     # None of the others was claimed; their own consumer gets them within the longest delay.
@@ -163,7 +163,7 @@ def test_a_stop_answers_the_consumers_and_leases_stay_valid(rig: LeaseRig) -> No
     call = rig.waits(one)
     wait_until(lambda: one.waiters_count == 1, "the call to wait")
     assert rig.stop(one)
-    assert call.result(100) == []
+    assert call.result(WAIT_S / 3) == []  # by itself the call would wait for WAIT_S
     assert rig.settle(two.finish, job) == ["settled"]
     assert rig.row(job_id).status is Status.DONE
 

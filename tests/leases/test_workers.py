@@ -8,6 +8,7 @@ from datetime import timedelta
 from tests.leases.conftest import MakeLeaseRig
 from tests.leases.rig import TYPE
 from tests.worker.waiting import wait_until
+from toc.admin.job_explanation import explain_job
 from toc.domain.job import Job, Status
 from toc.domain.pull_types import topic_of_pull_type
 from toc.handlers.registry import Registry
@@ -66,3 +67,13 @@ def test_reconciliation_expects_the_reminder_in_the_types_own_topic(make_rig: Ma
         sides.reminders.ack(topic_of_pull_type(TYPE), [job_id])
         compared = ShardComparer(sides).compare_shard(rig.shard(job_id))
         assert [finding.topic for finding in compared.findings] == [topic_of_pull_type(TYPE)]
+
+
+def test_explain_shows_the_reminder_in_the_types_own_topic(make_rig: MakeLeaseRig) -> None:
+    rig = make_rig()
+    rig.declare()
+    (job_id,) = rig.schedule(action_time=timedelta(minutes=5))
+    found = explain_job(Settings(**rig.values), job_id)
+    (place,) = found.places
+    assert place.topic == topic_of_pull_type(TYPE)
+    assert place.armed_ms == rig.row(job_id).due_ms

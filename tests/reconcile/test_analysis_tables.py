@@ -17,6 +17,7 @@ from tests.contract.counted_jobs import Job, draw_jobs
 from tests.contract.ended_rows import write
 from tests.contract.engines import library_on
 from tests.contract.library import Library
+from tests.deep import deep
 from tests.reconcile.analysis_place import (
     CLOSE,
     DAY_S,
@@ -78,7 +79,16 @@ def job(made_ms: int, **changes: Any) -> Job:
 # ---- the numbers
 
 
-@pytest.mark.parametrize("with_spark", [True, False], ids=["spark", "none"])
+@pytest.mark.parametrize(
+    ("engines", "with_spark"),
+    [
+        ("mysql", True),
+        ("sqlite", False),
+        pytest.param("mysql", False, marks=deep),
+        pytest.param("sqlite", True, marks=deep),
+    ],
+    indirect=["engines"],
+)
 def test_the_numbers_are_what_counting_gives(
     engines: Library, spark: SparkSession, tmp_path: Path, with_spark: bool
 ) -> None:
@@ -149,7 +159,7 @@ def test_pages_are_merged_however_they_are_cut() -> None:
         merge_pages([*pages, page_of_counts([count], 2)], 2)
 
 
-@pytest.mark.parametrize("with_spark", [True, False], ids=["spark", "none"])
+@pytest.mark.parametrize("with_spark", [pytest.param(True, marks=deep), False])
 def test_too_many_groups_fail_before_they_fill_the_memory(
     lite: Library, spark: SparkSession, tmp_path: Path, with_spark: bool
 ) -> None:
@@ -387,8 +397,19 @@ sys.exit(not place.run().is_good)
 """Kills itself before, or after, one of the commits: three tables, the checks twice, the forecast."""
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("call", "when"),
+    [
+        (1, "before"),
+        (2, "after"),
+        (4, "before"),
+        *(
+            pytest.param(call, when, marks=deep)
+            for call, when in [(1, "after"), (2, "before"), (3, "before"), (3, "after"),
+                               (4, "after"), (6, "before"), (6, "after")]
+        ),
+    ],
+)  # fmt: skip
 def test_killed_at_any_commit_the_next_night_is_whole(tmp_path: Path, when: str, call: int) -> None:
     url = f"sqlite:///{tmp_path}/toc.db"
     library = Library([url])

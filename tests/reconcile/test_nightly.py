@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from tests.cluster.conftest import zookeeper
 from tests.servers import Server
 from tests.worker.waiting import wait_until
 from toc.handlers.registry import Registry
-from toc.node.health import health_of_nightly
+from toc.node.health import health_of_last_night, health_of_nightly
+from toc.node.nightly_gauges import NightlyGauges
 from toc.node.node import Node
 from toc.reconcile import nightly as module
 from toc.reconcile.nightly import COMMAND, NightlyScheduler, describe_missing_software
@@ -30,6 +33,11 @@ from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.store.databases import Databases
+from toc.store.nightly_status import (
+    NightlyStatus,
+    read_nightly_status,
+    record_nightly_status,
+)
 from toc.store.reconcile_status import read_last_reconcile_result, record_reconcile_result
 
 __all__ = ["zookeeper"]
@@ -458,6 +466,56 @@ def test_a_reconciliation_that_ended_before_its_night_hung_counts(
     assert nightly.last is not None
     assert not nightly.last.is_good
     assert read_last_reconcile_result(kept) == made
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [("import os; os.kill(os.getpid(), 9)", "killed"), ("raise SystemExit(4)", "exit-code-4")],
+)
+def test_a_night_that_stored_nothing_itself_is_in_the_status_and_the_metrics(
+    make: Make, kept: Databases, code: str, failed: str
+) -> None:
+    gauges = NightlyGauges(kept)
+    gauges.run_once()
+    assert REGISTRY.get_sample_value("toc_nightly_age_seconds") == math.inf
+    good = record_nightly_status(kept, seconds=2.0, code=0, failed="", findings=0, is_good=True)
+    wait_until(lambda: kept.now_ms() > good.ended_ms)  # what follows begins later
+    make(code, databases=STORE).run_if_leader()
+    after = read_nightly_status(kept)
+    assert after is not None
+    assert (after.failed, after.good_ms) == (failed, good.ended_ms)
+    gauges.run_once()
+    assert REGISTRY.get_sample_value("toc_nightly_failed") == 1
+    age_s = REGISTRY.get_sample_value("toc_nightly_age_seconds")
+    assert age_s is not None
+    assert 0 < age_s < 600
+    settings = Settings(reconcile={"nightly": AT})
+    part = health_of_last_night(settings, after, kept.now_ms())
+    assert part is not None
+    assert (part.state, failed in part.how) == ("degraded", True)
+
+
+def test_what_the_health_says_of_the_last_night() -> None:
+    planned, unplanned = Settings(reconcile={"nightly": AT}), Settings()
+    hour_ms = 3_600_000
+    good = NightlyStatus(0, 2.0, 0, "", 0, 0)
+
+    def state(settings: Settings, last: NightlyStatus | None, now_ms: int) -> tuple[str, str]:
+        part = health_of_last_night(settings, last, now_ms)
+        return ("", "") if part is None else (part.state, part.how)
+
+    assert state(unplanned, None, 0) == ("", "")
+    assert state(planned, None, 0) == ("up", "never")
+    assert state(planned, good, 26 * hour_ms) == ("up", "26 h ago, after 2 s: good")
+    assert state(planned, good, 26 * hour_ms + 1)[0] == "degraded"
+    assert state(unplanned, good, 50 * hour_ms)[0] == "up"
+    findings = replace(good, findings=3, failed="tables")
+    assert state(planned, findings, 0) == (
+        "degraded",
+        "0 min ago, after 2 s: 3 checks of tables failed",
+    )
+    failed = replace(good, failed="tables archive", code=3)
+    assert state(planned, failed, 0)[1] == "0 min ago, after 2 s: failed: tables, archive"
 
 
 CHILD = f"""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from toc.access.audit import Audit
+from toc.access.caller import Caller
 from toc.access.limits import CallLimits, FailedLogins
+from toc.access.live_jobs import LiveJobLimit
 from toc.access.token_cache import TokenCache, TokenReader
 from toc.access.tokens import ROWS_PER_TOKEN, Authenticator
-from toc.errors import TocError
+from toc.errors import TocError, Unauthenticated
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import stop_services
 from toc.runtime.settings import Settings
@@ -29,6 +32,22 @@ class Access:
         self.audit = Audit(databases, clock, web.limits)
         self.limits = CallLimits(clock, web.limits)
         self.failed_logins = FailedLogins(clock, web.limits)
+        self.live_jobs = LiveJobLimit(databases, clock, web.limits.jobs_per_biz_id)
+
+    def identify(self, authorization_header: str | None, address: str | None) -> Caller:
+        """The caller whose token the header has. Asks no database.
+
+        Raises Unauthenticated; TooManyCalls after many failures from this address; AccessUnavailable
+        when tokens cannot be checked now. A valid token is accepted from every address: otherwise one
+        client could shut out all others behind the same proxy.
+        """
+        try:
+            return self.authenticator.authenticate(authorization_header)
+        except Unauthenticated:
+            metrics.LOGINS_FAILED.inc()
+            self.failed_logins.check(address)
+            self.failed_logins.count(address)
+            raise
 
     def start(self, wait_s: float = 10.0) -> bool:
         """Starts the threads, and waits until one database's tokens are read; False: none answered in time.

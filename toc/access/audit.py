@@ -25,6 +25,7 @@ from toc.access.refusals import RefusalBudget
 from toc.domain.secret_masking import mask_tokens
 from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import AccessUnavailable, TocError
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.runtime.web_settings import WebLimitSettings
@@ -92,6 +93,7 @@ class Audit(Service):
         self._databases, self._clock = databases, clock
         self._places_max, self._wait_s = limits.audit_queue, limits.audit_wait_s
         self._room = threading.Condition()
+        self._one_writer = threading.Lock()
         self._queue: deque[AuditRow] = deque()
         self._reserved = 0
         self._last_database = 0
@@ -173,23 +175,29 @@ class Audit(Service):
 
     def run_once(self) -> float:
         """Writes the next batch. Raises StoreUnavailable when no database accepts it."""
+        with self._one_writer:
+            return self._write_batch()
+
+    def _write_batch(self) -> float:
         self._queue_summaries()
+        metrics.AUDIT_WAITING.set(len(self._queue))
         batch = self._next_batch()
         if not batch:
             return BATCH_WAIT_S
         self._last_database = insert_into_any_database(self._databases, batch, self._last_database)
         with self._room:
             for _ in batch:
-                self._queue.popleft()  # only this thread removes
+                self._queue.popleft()  # only the one writer removes
             self._room.notify_all()
             more = len(self._queue)
+        metrics.AUDIT_WRITTEN.inc(len(batch))
         return 0.0 if more >= BATCH_MAX else BATCH_WAIT_S
 
     def stop(self, timeout_s: float = STOP_S_MAX) -> bool:
         """Ends the thread, then writes what is queued, within the time; says what was lost."""
         ended = super().stop(timeout_s)
         try:
-            self._queue_summaries(all_of_them=True)
+            self._queue_summaries(now=True)
             while ended and self._queue:
                 self.run_once()
         except TocError as error:
@@ -206,10 +214,10 @@ class Audit(Service):
         with self._room:
             return [row for row, _ in zip(self._queue, range(BATCH_MAX), strict=False)]
 
-    def _queue_summaries(self, *, all_of_them: bool = False) -> None:
-        if len(self._queue) >= self._places_max // 2 and not all_of_them:
+    def _queue_summaries(self, *, now: bool = False) -> None:
+        if len(self._queue) >= self._places_max // 2 and not now:
             return  # they go on counting
-        for row in self._refusals.take_summaries(all_of_them=all_of_them):
+        for row in self._refusals.take_summaries(now=now):
             with self._room:
                 self._queue.append(row)
 
@@ -233,9 +241,8 @@ def _cut(text: str | None, chars_max: int) -> str | None:
     """A text as one line of valid characters, cut."""
     if text is None:
         return None
-    plain = mask_tokens(
-        text[:TEXT_CHARS_MAX]
-    )  # before the cut, which could leave a part of a secret
+    # Before the cut, which could leave a part of a secret.
+    plain = mask_tokens(text[:TEXT_CHARS_MAX])
     return escape_to_one_line(plain[:chars_max].encode(errors="replace").decode())[:chars_max]
 
 

@@ -20,6 +20,7 @@ from toc.access.token_text import (
 from toc.domain.biz_ids import check_tenant
 from toc.domain.secret_masking import SecretText
 from toc.errors import AccessUnavailable, InvalidInput, NotFound, StoreUnavailable, Unauthenticated
+from toc.runtime.process_info import process_name
 from toc.store.audit_rows import TARGET_CHARS_MAX, AuditRow, insert_into_any_database
 from toc.store.databases import Databases
 from toc.store.token_rows import (
@@ -78,12 +79,13 @@ class Revocation:
 class TokenStore:
     """Makes, lists and revokes tokens, in all databases, and audits it.
 
-    tokens_max: valid tokens, at most. person: the name that the person gives; it stands in the text of
-    the audit entries, beside the database account, which the server writes.
+    tokens_max: valid tokens, at most. person: the name that the person gives (default: the process); it
+    stands in the text of the audit entries, beside the database account, which the server writes.
     """
 
-    def __init__(self, databases: Databases, tokens_max: int, person: str) -> None:
-        self._databases, self._tokens_max, self._person = databases, tokens_max, person
+    def __init__(self, databases: Databases, tokens_max: int, person: str | None = None) -> None:
+        self._databases, self._tokens_max = databases, tokens_max
+        self._person = person or process_name()
 
     def create(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.cluster.roster import Member, read_roster
@@ -26,9 +27,11 @@ from toc.errors import TocError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypeCache
 from toc.store.driver_errors import explain_missing_table
 from toc.store.events import read_events
 from toc.store.job_details import JobDetails, read_job_details
+from toc.store.pull_type_follower import follow_pull_types
 from toc.store.purge_pages import PurgesAroundId, read_purges_around
 from toc.store.recorded_meta import read_recorded_meta, refuse_differing_facts
 from toc.store.schema import job_table_name
@@ -123,6 +126,9 @@ def explain_job(settings: Settings, job_id: int, clock: Clock | None = None) -> 
         for part in [pool.submit(ask, settings, clock, found) for ask in asking]:
             part.result()
     if found.record is not None:
+        if found.record.job.biz_type in settings.pull_types.names:
+            # Only the database has told that the type has a topic of its own.
+            _add_redis_facts(settings, clock, found)
         topic = settings.topic_of_biz_type(found.record.job.biz_type)
         found.places = sorted(found.places, key=lambda place: place.topic != topic)
         # A reminder in another topic was written before the settings changed.
@@ -142,6 +148,10 @@ def _add_database_facts(settings: Settings, clock: Clock, found: JobExplanation)
         found.now_ms = database.now_ms()
         with explain_missing_table(database.index, database.meta.name):
             recorded = read_recorded_meta(database)
+        with suppress(TocError):  # the catalogue only says in which topic the reminder belongs
+            declared = DeclaredTypeCache(databases)
+            declared.read_copy(database)
+            follow_pull_types(declared, settings.pull_types)
         found.record = read_job_details(database, found.home.shard, found.job_id)
         with explain_missing_table(database.index, database.event.name):
             found.events = read_events(database, found.job_id, EVENTS_MAX)

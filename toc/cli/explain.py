@@ -24,6 +24,7 @@ from toc.cli.exit_codes import NO, OK, print_error
 from toc.cli.output import Output, printable_text
 from toc.cli.time_texts import duration_text, iso_utc, relative_time, time_for_people
 from toc.domain.job import Event
+from toc.domain.pull_types import PULL_TOPIC_PREFIX
 from toc.runtime.settings import load_settings
 from toc.store.job_details import JobDetails
 from toc.store.purge_pages import PurgesAroundId
@@ -131,7 +132,10 @@ def _make_owner_lines(found: JobExplanation) -> Iterator[Line]:
             yield "owner", "every node: there is no ZooKeeper"
         return
     for topic, owners in found.owners.items():
-        words = [_owner_as_text(owner, found.now_ms) for owner in owners] or ["no owner"]
+        none = "no owner"
+        if topic.startswith(PULL_TOPIC_PREFIX):
+            none = "no owner is needed: the lease servers at which consumers wait pop it"
+        words = [_owner_as_text(owner, found.now_ms) for owner in owners] or [none]
         yield from ((_slot_or_shard_label(topic), one) for one in words)
 
 

@@ -50,7 +50,7 @@ COMMANDS: Commands = {
         "reconcile.reconcile_once",
         "Compare the databases with Redis; repair and report.",
     ),
-    "nightly": ("nightly.run_nightly", "Reconcile, measure lateness, archive: once a night."),
+    "nightly": ("nightly.run_nightly", "Fill tables, reconcile, archive: once a night."),
     "purge": ("purge.purge_ended_jobs", "Delete jobs that ended long ago: one pass, for cron."),
     "sql": ("sql.run_sql", "Run one SELECT over all shards as if they were one table."),
     "demo": ("demo.show_demo", "Show a shop's order timeouts, live, with a check at the end."),
@@ -84,6 +84,13 @@ ARCHIVE_COMMANDS: Commands = {
         "Delete all that the archive has of a business id.",
     ),
 }
+TABLES_COMMANDS: Commands = {
+    "show": ("tables.show_analysis_tables", "Show the tables for analysts."),
+    "backfill": (
+        "tables.backfill_analysis_tables",
+        "Fill days again, from the archive and the databases.",
+    ),
+}
 SPARK_COMMANDS: Commands = {
     "pack": (
         "spark.pack_for_executors",
@@ -106,7 +113,7 @@ WEBHOOK_COMMANDS: Commands = {
     "disable": ("webhooks.disable_webhook", "Send nothing to a destination; its jobs wait."),
     "remove": ("webhooks.remove_webhook", "Remove a destination and its secret."),
     "test": ("webhooks.test_webhook", "Send one signed request to a destination."),
-    "new-key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
+    "key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
     "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
 }
 ADMIN_COMMANDS: Commands = {
@@ -159,6 +166,7 @@ dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
 types_app = _make_group("Declare types: handler, pull or sink; terms; schema.", TYPES_COMMANDS)
 archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
+tables_app = _make_group("Show and fill the tables for analysts.", TABLES_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
 token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
 audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
@@ -168,6 +176,7 @@ app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
 app.add_typer(types_app, name="types")
 app.add_typer(archive_app, name="archive")
+app.add_typer(tables_app, name="tables")
 app.add_typer(spark_app, name="spark")
 app.add_typer(token_app, name="token")
 app.add_typer(audit_app, name="audit")
@@ -193,6 +202,7 @@ def _handle_root_options(
 @admin_app.callback()
 @types_app.callback()
 @archive_app.callback()
+@tables_app.callback()
 @spark_app.callback()
 @token_app.callback()
 @audit_app.callback()

@@ -11,6 +11,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import SETTINGS, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, relative_time, time_for_people
+from toc.domain.pull_types import PULL_TOPIC_PREFIX
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import load_settings
 from toc.timer.reminders import Reminders
@@ -20,7 +21,9 @@ from toc.timer.reminders import Reminders
 def show_slots(
     output: Output,
     *,
-    topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="Only this topic; pull:NAME is one too.")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show empty slots too.")] = False,
 ) -> None:
     """Show the slots in Redis: jobs armed, jobs out with workers, and when the next one is due.
@@ -31,7 +34,8 @@ def show_slots(
     if not settings.has_timer:
         raise CommandError("there are no slots: redis_url is 'none'", SETTINGS)
     topics = settings.topic_names
-    if topic is not None and topic not in topics:
+    is_pull = topic is not None and topic.startswith(PULL_TOPIC_PREFIX)
+    if topic is not None and topic not in topics and not is_pull:
         raise CommandError(f"--topic: there is no {topic!r}; there are: {', '.join(topics)}", USAGE)
     names = topics if topic is None else [topic]
     with closing(Reminders.from_settings(settings, SystemClock())) as reminders:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from toc.access.audit import AuditEntry, AuditPlace
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import LimitState
-from toc.errors import TocError, Unauthenticated
+from toc.errors import TocError
 from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
@@ -99,14 +99,9 @@ class Endpoint:
             return _PUBLIC
         access = self._backend.access
         header = request.headers.get("authorization")
-        access.failed_logins.check(address)
         if header is None and not access.authenticator.has_tokens and is_local(request):
             return LOOPBACK_CALLER
-        try:
-            return access.authenticator.authenticate(header)
-        except Unauthenticated:
-            access.failed_logins.count(address)
-            raise
+        return access.identify(header, address)
 
     def _require_scope(self, caller: Caller) -> None:
         scope = self.route.scope

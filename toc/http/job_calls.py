@@ -20,7 +20,7 @@ from typing import Any
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.center.job_spec import JobSpec, When
-from toc.domain.biz_ids import check_business_id
+from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
 from toc.http.backend import Backend
@@ -76,6 +76,7 @@ async def _schedule_one(
     }
     business = check_business_id(wanted["biz_id"], caller.tenant)
     index = backend.database_of_business(business)
+    await _require_room(backend, index, business, wanted["biz_type"])
     if wanted.get("dedup_key") is None:
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
@@ -87,6 +88,16 @@ async def _schedule_one(
         )
 
     return await backend.calls.run(index, schedule)
+
+
+async def _require_room(
+    backend: Backend, index: int, business: BusinessId, biz_type: str, jobs: int = 1
+) -> None:
+    """Raises TooManyCalls when the business id has too many live jobs (web.limits.jobs_per_biz_id)."""
+    limit = backend.access.live_jobs
+    if not limit.admits(business, biz_type, jobs):
+        check = functools.partial(limit.check, business, biz_type, jobs)
+        await backend.calls.run(index, check)
 
 
 async def _schedule_bulk(
@@ -110,7 +121,10 @@ async def _schedule_bulk(
         by_database[index].append((rule, group))
 
     async def write_groups(index: int) -> None:
-        for rule, group in by_database[index]:
+        for rule, all_of_group in by_database[index]:
+            group = await _jobs_with_room(backend, index, call.caller, all_of_group, results)
+            if not group:
+                continue
             specs = [wanted for _, wanted in group]
             write = functools.partial(
                 backend.center.schedule_each, specs, on_duplicate=rule, actor=call.caller.actor
@@ -132,6 +146,30 @@ async def _schedule_bulk(
         target=f"{len(jobs)} jobs",
         rows_changed=written,
     )
+
+
+async def _jobs_with_room(
+    backend: Backend,
+    index: int,
+    caller: Caller,
+    group: Sequence[tuple[int, JobSpec]],
+    results: list[Scheduled | Exception],
+) -> list[tuple[int, JobSpec]]:
+    """The jobs whose business ids have room for them; `results` gets the errors of the others."""
+    by_business: dict[tuple[BusinessId, str], list[tuple[int, JobSpec]]] = defaultdict(list)
+    for position, wanted in group:
+        business = check_business_id(wanted["biz_id"], caller.tenant)
+        by_business[business, wanted["biz_type"]].append((position, wanted))
+    accepted: list[tuple[int, JobSpec]] = []
+    for (business, biz_type), jobs in by_business.items():
+        try:
+            await _require_room(backend, index, business, biz_type, len(jobs))
+        except (TocError, Problem) as error:
+            for position, _ in jobs:
+                results[position] = error
+        else:
+            accepted += jobs
+    return sorted(accepted, key=lambda job: job[0])
 
 
 def _result_document(result: Scheduled | Exception) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from heapq import heapify, heappop, heappush
 from toc.domain.job import Job
 from toc.errors import Overloaded
 from toc.leases.waiter import LeasedJob, Waiter
+from toc.runtime import metrics
 from toc.runtime.clock import Clock
 
 RESERVED_S_MAX = 1.0  # places of a claim that takes longer than this count as free again
@@ -54,6 +55,7 @@ class WaitingRoom:
                 waiter.closed = True
                 return
             self._waiters[waiter] = None
+            metrics.LEASE_WAITERS.set(len(self._waiters))
             for biz_type in waiter.lease_ms:
                 self._by_type[biz_type][waiter] = None
 
@@ -132,6 +134,7 @@ class WaitingRoom:
     def _remove_waiter(self, waiter: Waiter) -> None:
         waiter.closed = True
         self._waiters.pop(waiter, None)
+        metrics.LEASE_WAITERS.set(len(self._waiters))
         self._remove_from_types(waiter)
 
     def _remove_from_types(self, waiter: Waiter) -> None:

@@ -21,7 +21,7 @@ from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
 from toc.scanner.fallback import OverdueShardCount
 from toc.store.biz_types import Conflicts, describe_type_conflict
-from toc.store.nightly_status import NightlyStatus
+from toc.store.nightly_status import KILLED, NightlyStatus
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
 from toc.timer.reminders import Reminders
@@ -270,7 +270,7 @@ def health_of_last_night(
         how += f"{last.findings} checks of tables failed"
         means = "`toc nightly` fills their days again; the table checks and the log say which"
     elif last.failed:
-        how += "killed" if last.failed == "killed" else f"failed: {last.failed.replace(' ', ', ')}"
+        how += KILLED if last.failed == KILLED else f"failed: {last.failed.replace(' ', ', ')}"
         means = f"`toc nightly` runs it again; see {LOG_FILE} on the node that led"
     elif planned and (last.good_ms is None or now_ms - last.good_ms > WHOLE_MS_MAX):
         how += "good"

@@ -26,6 +26,7 @@ from toc.node.health import (
     health_of_watches,
 )
 from toc.node.http_server import HttpServer
+from toc.node.nightly_gauges import NightlyGauges
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
 from toc.node.sinks import WEBHOOK, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
@@ -177,6 +178,7 @@ class Node:
         self.watches = list(self._make_shard_watches(database_metadata))
         readers = [*self.type_readers, *self.catalogue.services]
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
+        services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()

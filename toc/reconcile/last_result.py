@@ -11,7 +11,7 @@ from toc.reconcile.findings import ReconcileResult, RunVerdict
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
-from toc.store.nightly_status import read_nightly_status, record_nightly_status
+from toc.store.nightly_status import KILLED, read_nightly_status, record_nightly_status
 from toc.store.reconcile_status import (
     LastReconcileResult,
     read_last_reconcile_result,
@@ -62,16 +62,17 @@ def store_night(
         )
 
 
-def store_killed_night(settings: Settings, clock: Clock, began_s: float, code: int) -> None:
-    """Stores that a nightly run was killed, or has ended without a result. `began_s`: by the monotonic clock.
+def store_failed_night(settings: Settings, clock: Clock, began_s: float, code: int) -> None:
+    """Stores that a nightly run has ended badly. `began_s`: by the monotonic clock. code: negative if killed.
 
-    Stores nothing if a nightly run has ended since. Errors are logged.
+    Stores nothing if a nightly run has stored its own result since then. Errors are logged.
     """
+    failed = KILLED if code < 0 else f"exit-code-{code}"
     with _open_databases_logging_errors(settings, clock) as databases:
         before, seconds = read_nightly_status(databases), clock.monotonic_s() - began_s
         if before is None or before.ended_ms < databases.now_ms() - seconds * 1000:
             record_nightly_status(
-                databases, seconds=seconds, code=code, failed="killed", findings=0, is_good=False
+                databases, seconds=seconds, code=code, failed=failed, findings=0, is_good=False
             )
 
 

@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from toc.errors import SettingsError
 from toc.reconcile.findings import RunVerdict
-from toc.reconcile.last_result import store_failed_run_result, store_killed_night
+from toc.reconcile.last_result import store_failed_night, store_failed_run_result
 from toc.reconcile.report.report import read_newest_figures
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -174,11 +174,11 @@ class NightlyScheduler:
             log.warning("the nightly run takes longer than reconcile.nightly_s_max, and is ended")
             _end_process_group(process, STOP_S, self._clock)
         code = process.returncode
-        if (code is None or code < 0) and not self._stopping:
-            # A killed process has stored no result itself.
-            store_killed_night(self._settings, self._clock, began_s, -1 if code is None else code)
-            if self._settings.has_timer:
-                store_failed_run_result(self._settings, self._clock, began_s)
+        if code not in GOOD and not self._stopping:
+            # A process that was killed, or that could not read its settings, has stored no result itself.
+            store_failed_night(self._settings, self._clock, began_s, -1 if code is None else code)
+        if (code is None or code < 0) and not self._stopping and self._settings.has_timer:
+            store_failed_run_result(self._settings, self._clock, began_s)
         return words or describe_exit_code(code)
 
     def _start_process(self) -> subprocess.Popen[bytes]:

@@ -69,6 +69,10 @@ WEBHOOK_BREAKER_OPEN = Gauge(
     "toc_webhook_breaker_open", "1 while the circuit breaker of a destination is open", ["webhook"]
 )
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
+LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")
+AUDIT_WAITING = Gauge("toc_audit_entries_waiting", "Audit entries that wait for a database")
+AUDIT_WRITTEN = Counter("toc_audit_entries_total", "Audit entries that were written")
+LEASE_WAITERS = Gauge("toc_lease_waiters", "Lease calls of remote consumers that wait here")
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
 CLOCK_SKEW = Gauge("toc_clock_skew_seconds", "Redis' time minus a database's, the worst of them")
@@ -134,4 +138,12 @@ RECONCILE_DURATION = Gauge(
 )
 RECONCILE_COUNT = Gauge(
     "toc_reconcile_count", "What that reconciliation read, and looked up", ["what"]
+)
+NIGHTLY_AGE = Gauge(
+    "toc_nightly_age_seconds",
+    "Since the end of the last good nightly run of any node; infinite if there was none",
+)
+NIGHTLY_FAILED = Gauge("toc_nightly_failed", "1 if a part of the last nightly run failed, else 0")
+NIGHTLY_FINDINGS = Gauge(
+    "toc_nightly_findings", "Checks of the analysts' tables that failed in the last nightly run"
 )

@@ -545,7 +545,7 @@ class WebhookSettings(_SettingGroup):
 
     key: SecretStr | None = Field(
         None,
-        description="keys that encrypt the destinations' secrets, as `toc webhooks new-key` prints them: the "
+        description="keys that encrypt the destinations' secrets, as `toc webhooks key` prints them: the "
         "first one encrypts, all decrypt",
     )
     key_file: str | None = Field(

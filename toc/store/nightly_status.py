@@ -14,6 +14,9 @@ NIGHTLY = "nightly"
 
 FAILED_CHARS_MAX = 80
 
+KILLED = "killed"
+"""Stands in `failed` for all parts of a run that was killed."""
+
 
 @dataclass(frozen=True, slots=True)
 class NightlyStatus:

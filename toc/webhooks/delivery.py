@@ -73,15 +73,13 @@ class DestinationClient:
         resolve: Resolve,
         ssl_context: ssl.SSLContext,
     ) -> None:
-        self._url, self._settings = url, settings
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=settings.concurrency,
-            keepalive_expiry=IDLE_S,
-            http1=True,
-            http2=False,
-            network_backend=GuardedNetwork(allow, resolve),
-        )
+        self._url, self._settings, self._ssl_context = url, settings, ssl_context
+        self._network = GuardedNetwork(allow, resolve)
+        self._origin = httpcore.Origin(url.scheme.encode(), url.host.encode(), url.port)
+        # The gate limits the requests, so these are at most `webhooks.concurrency` connections. The pool of
+        # httpcore looks at all its connections for each request.
+        self._idle: list[httpcore.AsyncHTTPConnection] = []
+        self._is_closed = False
 
     async def post(
         self, headers: Sequence[tuple[bytes, bytes]], body: bytes, total_s: float
@@ -115,16 +113,24 @@ class DestinationClient:
             extensions={
                 "timeout": {
                     "connect": limits.connect_s, "read": limits.read_s, "write": limits.read_s,
-                    "pool": limits.read_s,
                 }
             },
         )  # fmt: skip
-        response = await self._pool.handle_async_request(request)
+        connection = await self._take_connection()
         try:
-            start = await _read_bounded_body(response)
-        finally:
-            # A connection whose answer was not read to its end is closed by this.
-            await response.aclose()
+            response = await connection.handle_async_request(request)
+            try:
+                start = await _read_bounded_body(response)
+            finally:
+                # A connection whose answer was not read to its end is closed by this.
+                await response.aclose()
+        except BaseException:
+            await connection.aclose()
+            raise
+        if self._is_closed:
+            await connection.aclose()
+        elif connection.is_idle():
+            self._idle.append(connection)
         is_success = 200 <= response.status <= 299
         return Answer(
             response.status,
@@ -132,8 +138,28 @@ class DestinationClient:
             _find_header(response.headers, b"retry-after"),
         )
 
+    async def _take_connection(self) -> httpcore.AsyncHTTPConnection:
+        """The idle connection that was used last, or a new one; closes idle ones that are too old."""
+        if (
+            self._idle and self._idle[0].has_expired()
+        ):  # the one that was not used for the longest time
+            await self._idle.pop(0).aclose()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_expired():
+                return connection
+            await connection.aclose()
+        return httpcore.AsyncHTTPConnection(
+            self._origin,
+            ssl_context=self._ssl_context,
+            keepalive_expiry=IDLE_S,
+            network_backend=self._network,
+        )
+
     async def close(self) -> None:
-        await self._pool.aclose()
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
 
 
 async def _read_bounded_body(response: httpcore.Response) -> bytes:

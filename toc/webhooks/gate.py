@@ -139,13 +139,13 @@ class DestinationGate:
         if self._open_until_s is None:
             return False
         left_s = self._open_until_s - self._clock.monotonic_s()
-        if left_s > 0 or self._is_probing:  # guard: an open breaker stops requests
+        if left_s > 0 or self._is_probing:
             raise self._must_wait(left_s, "does not answer")
         return True
 
     @property
     def _concurrency(self) -> int:
-        share = self._shares.share_of(is_active=self._is_active)  # guard: a destination has a share
+        share = self._shares.share_of(is_active=self._is_active)
         return min(self._settings.concurrency, share)
 
     @property

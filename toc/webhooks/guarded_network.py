@@ -125,7 +125,7 @@ class GuardedNetwork(httpcore.AsyncNetworkBackend):
                 raise httpcore.ConnectError(f"{host} cannot be looked up: {error}") from None
         else:
             found = [host]
-        return check_addresses(host, found, self._allow)  # guard: every address is checked
+        return check_addresses(host, found, self._allow)
 
     async def _connect_to_first(
         self,

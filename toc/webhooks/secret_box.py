@@ -25,7 +25,7 @@ KEYS_MAX = 16
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 _KEY_LINE = re.compile(r"([A-Za-z0-9_-]{1,16}):([A-Za-z0-9+/]{43}=)", re.ASCII)
 _SEALED = re.compile(r"([A-Za-z0-9_-]{1,16}):([A-Za-z0-9+/]+={0,2})", re.ASCII)
-_HOW = "set webhooks.key_file (or TOC_WEBHOOKS__KEY) to keys as `toc webhooks new-key` prints them"
+_HOW = "set webhooks.key_file (or TOC_WEBHOOKS__KEY) to keys as `toc webhooks key` prints them"
 
 
 class SecretUnreadableError(Exception):

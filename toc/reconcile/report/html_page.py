@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from toc.domain.disagreements import UNCLAIMABLE, Disagreement
 from toc.domain.times import datetime_of
+from toc.errors import TocError
+from toc.reconcile.delta_tables import DELTA_ERRORS, describe_delta_error
 from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
 from toc.reconcile.report import report_texts
+from toc.reconcile.report.chart_scale import scale_of_bars, scale_of_columns
 from toc.reconcile.report.summary import (
     NO_TIME,
     REST,
@@ -26,6 +29,11 @@ from toc.reconcile.report.summary import (
     earlier_run_name,
     limit_outcome_rows,
     repairs_by_finding,
+)
+from toc.reconcile.report.table_charts import (
+    TableChart,
+    count_failed_checks,
+    read_table_charts,
 )
 
 GROUPS_SHOWN = 30  # types, shards or reasons in a table; all others are one line
@@ -41,9 +49,15 @@ _TITLES = {
 
 
 def render_html_page(
-    outcome: ReconcileResult, summary: Mapping[str, Any], notes: Sequence[str]
+    outcome: ReconcileResult,
+    summary: Mapping[str, Any],
+    notes: Sequence[str],
+    tables: TableFigures | None = None,
 ) -> str:
-    """The page as HTML. `summary`: facts of this run; `notes`: on earlier reports that could not be read."""
+    """The page as HTML. `summary`: facts of this run; `notes`: on earlier reports that could not be read.
+
+    tables: charts of the analysts' tables; None: there are no tables.
+    """
     environment = Environment(
         loader=PackageLoader("toc.reconcile.report", "."),
         autoescape=True,
@@ -58,6 +72,8 @@ def render_html_page(
         "many": report_texts.count_with_noun,
         "clean": report_texts.clean_text,
         "kinds": report_texts.format_kind_counts,
+        "bar_scale": scale_of_bars,
+        "column_scale": scale_of_columns,
     }
     text, commands = report_texts.next_steps(outcome)
     page = environment.get_template("report.html.j2").render(
@@ -79,6 +95,7 @@ def render_html_page(
         unclaimable=[
             row["name"] for row in _kind_rows(summary) if row["left"] and row["name"] in UNCLAIMABLE
         ],
+        tables=tables,
         before=summary["before"],
         earlier=earlier_run_name(summary),
         notes=notes,
@@ -90,6 +107,26 @@ def render_html_page(
         work=_time_shares(outcome.work, report_texts.WORK),
     )
     return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"
+
+
+_TABLE_ERRORS: tuple[type[Exception], ...] = (TocError, *DELTA_ERRORS)
+
+
+class TableFigures(NamedTuple):
+    """What the page shows of the analysts' tables. error: why they could not be read; "": they were."""
+
+    charts: Sequence[TableChart]
+    failed_checks: int
+    error: str = ""
+
+
+def read_table_figures(root: str) -> TableFigures | None:
+    """Reads what the page shows of the tables in a folder; None: there are none. Does not raise."""
+    try:
+        charts = read_table_charts(root)
+        return TableFigures(charts, count_failed_checks(root)) if charts else None
+    except _TABLE_ERRORS as error:
+        return TableFigures((), 0, report_texts.clean_text(describe_delta_error(error)))
 
 
 # ---- tables

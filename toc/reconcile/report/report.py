@@ -46,7 +46,7 @@ from toc.runtime.settings import Settings
 log = logging.getLogger(__name__)
 
 PAGE, FINDINGS = "index.html", "findings.parquet"
-MODULES = ("jinja2", "pyarrow")
+MODULES = ("jinja2", "pyarrow", "deltalake")
 LEFTOVER_S = 3600  # older drafts belong to runs that were killed: writing takes seconds
 SEARCHED_MAX = 50  # earlier reports that a run looks at to find its predecessor
 LINES_MAX = 10  # lines with reasons; the page has all reasons
@@ -61,12 +61,16 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
     Raises SettingsError when the directory cannot be written, or the extra is not installed.
     """
     _explain_missing_packages()
-    from toc.reconcile.report.html_page import render_html_page  # noqa: PLC0415 - an extra
+    from toc.reconcile.report.html_page import (  # noqa: PLC0415 - an extra
+        read_table_figures,
+        render_html_page,
+    )
     from toc.reconcile.report.parquet import (  # noqa: PLC0415 - as above
         first_seen_ms,
         read_first_seen,
         write_findings,
     )
+    from toc.reconcile.tables.day_filler import tables_root  # noqa: PLC0415 - as above
 
     directory = Path(settings.reconcile.directory)
     stamp = f"{datetime_of(outcome.began_ms):%Y-%m-%dT%H%M%SZ}"
@@ -77,7 +81,8 @@ def write_report(outcome: ReconcileResult, settings: Settings) -> Path:
         seen_ms = first_seen_ms(finding, outcome, earlier)
         oldest_ms[finding.kind] = min(seen_ms, oldest_ms.get(finding.kind, seen_ms))
     summary = make_summary(outcome, before, oldest_ms)
-    page = render_html_page(outcome, summary, notes)
+    figures = read_table_figures(tables_root(settings))
+    page = render_html_page(outcome, summary, notes, figures)
     with _explain_write_errors(settings):
         make_private_directory(directory)
         draft = _create_draft_folder(directory, stamp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -65,7 +65,8 @@ class RunHistory:
     def write(self, settings: Settings, phases: Iterable[PhaseRecord] = ()) -> None:
         """Adds the rows of this run to the table. Raises SchemaMismatch and DELTA_ERRORS."""
         rows = [*self.phases, *phases]
-        run_id = f"{datetime_of(self.began_ms):%Y-%m-%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        began = datetime_of(self.began_ms)
+        run_id = f"{began:%Y-%m-%dT%H%M%S}.{self.began_ms % 1000:03d}Z-{os.getpid()}"
         columns: dict[str, list[Any]] = {
             "run_id": [run_id] * len(rows),
             "part": [row.part for row in rows],
@@ -75,7 +76,7 @@ class RunHistory:
             "items": [row.items for row in rows],
             "code": [row.code for row in rows],
             "note": [row.note[:NOTE_CHARS_MAX] or None for row in rows],
-            DAY: [datetime_of(self.began_ms).date()] * len(rows),
+            DAY: [began.date()] * len(rows),
         }
         with private_umask():
             append_rows(tables_root(settings), RUNS, rows_of_spec(RUNS, columns))

@@ -1,0 +1,56 @@
+"""Limits of toc.access over HTTP: live jobs of a business id, and wrong tokens from one address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract.library import Library
+from tests.http.web_world import WebWorld
+
+NOT_A_TOKEN = "toc_000000000000_" + "a" * 43
+
+
+@pytest.fixture
+def tight(small_library: Library) -> Iterator[WebWorld]:
+    limits = {"jobs_per_biz_id": 4, "failed_logins_per_min": 3}
+    with WebWorld(small_library, limits=limits) as world:
+        yield world
+
+
+def job(biz_id: int, **fields: Any) -> dict[str, Any]:
+    return {"biz_id": biz_id, "biz_type": "order.close", "delay": 60} | fields
+
+
+def test_a_business_id_gets_so_many_live_jobs(tight: WebWorld) -> None:
+    for _ in range(4):
+        assert tight.post("/v1/jobs", job(1)).status_code == 201
+    refused = tight.post("/v1/jobs", job(1))
+    assert refused.status_code == 429
+    assert refused.json()["rule"] == "web.limits.jobs_per_biz_id"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert tight.post("/v1/jobs", job(1, key="k")).status_code == 429
+    assert tight.post("/v1/jobs", job(2)).status_code == 201
+    assert tight.library.count() == 5
+
+
+def test_in_a_bulk_only_the_jobs_of_the_full_business_id_are_refused(tight: WebWorld) -> None:
+    for _ in range(4):
+        tight.schedule(1)
+    jobs = [job(1), job(2), job(1, key="k"), job(3)]
+    results = tight.post("/v1/jobs", {"jobs": jobs}).json()["results"]
+    assert ["problem" in result for result in results] == [True, False, True, False]
+    assert results[0]["problem"]["status"] == 429
+    all_refused = tight.post("/v1/jobs", {"jobs": [job(1), job(1)]}).json()["results"]
+    assert all("problem" in result for result in all_refused)
+    whole = tight.post("/v1/jobs", {"jobs": [job(9)] * 5}).json()["results"]
+    assert all("problem" in result for result in whole)
+    assert tight.library.count() == 6
+
+
+def test_wrong_tokens_shut_out_nobody_else(tight: WebWorld) -> None:
+    codes = [tight.get("/v1/jobs/1", token=NOT_A_TOKEN).status_code for _ in range(5)]
+    assert codes == [401, 401, 401, 429, 429]
+    assert tight.get("/v1/jobs/1").status_code == 404  # a valid token from the same address
