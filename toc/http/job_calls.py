@@ -164,7 +164,7 @@ async def _jobs_with_room(
     for (business, biz_type), jobs in by_business.items():
         try:
             await _require_room(backend, index, business, biz_type, len(jobs))
-        except (TocError, Problem) as error:
+        except (TocError, HttpProblem) as error:
             for position, _ in jobs:
                 results[position] = error
         else:
