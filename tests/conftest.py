@@ -26,7 +26,7 @@ pytest_plugins = ["tests.alone", "tests.balance", "tests.deep", "tests.servers.f
 @pytest.fixture(autouse=True)
 def _restored_logging() -> Iterator[None]:
     """A command that runs in this process configures logging: no later test may depend on that."""
-    loggers = [logging.getLogger(name) for name in (None, "toc", "alembic", "apscheduler")]
+    loggers = [logging.getLogger(name) for name in (None, "toc", "alembic", "apscheduler", "httpx")]
     levels, handlers = [logger.level for logger in loggers], list(loggers[0].handlers)
     yield
     loggers[0].handlers[:] = handlers

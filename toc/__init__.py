@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toc.center.async_center import AsyncTimeoutCenter
     from toc.center.center import JobSpec, TimeoutCenter
+    from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
         ClaimLost,
         ClusterUnavailable,
         DuplicateJob,
+        Forbidden,
         InvalidInput,
         NotFound,
         Overloaded,
         PartlyScheduled,
+        RequestFailed,
         SchemaMismatch,
+        ServerUnavailable,
         SettingsError,
         StatementFailed,
         StoreUnavailable,
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "toc.center.async_center": ("AsyncTimeoutCenter",),
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
+    "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
@@ -106,13 +111,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessUnavailable", "Answer", "AnswerKind", "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable",
-    "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential", "InvalidInput",
-    "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "Retry", "Scheduled", "SchemaMismatch", "Settings", "SettingsError",
-    "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
-    "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase",
-    "cancel", "close", "complete",
-    "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive",
-    "reschedule", "run_now", "schedule", "schedule_each", "schedule_many",
+    "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
+    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
+    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
+    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
+    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
+    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
+    "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
+    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
+    "run_now", "schedule", "schedule_each", "schedule_many",
 ]  # fmt: skip

@@ -8,12 +8,15 @@
     ├── ClaimLost            the job no longer runs under this handler's claim: do not commit
     ├── NotFound             no such job, type, token or table
     ├── Unauthenticated      no token, or one that is unknown, revoked or over
+    ├── Forbidden            the token may not make this call              (over HTTP)
+    ├── RequestFailed        the HTTP server refuses or fails, and a repetition would not help
     ├── TooManyCalls         a limit of `web.limits` is reached           (retryable)
     ├── AccessUnavailable    tokens cannot be checked, or calls not be audited, now (retryable)
     ├── WrongDatabase        a caller's connection does not reach the job's shard
     ├── SchemaMismatch       the database's tables or routing are not what this release expects
     ├── StatementFailed      a database answers with an error: its tables differ from toc's
     ├── StoreUnavailable     a database cannot be used now                 (retryable)
+    │   └── ServerUnavailable    the HTTP server, or what it needs, cannot be used now
     ├── Overloaded           this process has too many calls at once       (retryable)
     ├── TimerUnavailable     Redis does not answer                         (retryable)
     └── ClusterUnavailable   ZooKeeper does not answer                     (retryable)
@@ -124,6 +127,32 @@ class Unauthenticated(TocError):
     code = "unauthenticated"
 
 
+class Forbidden(TocError):
+    """The token of a remote client may not make this call. The text names the missing scope or type."""
+
+    code = "forbidden"
+
+
+class RequestFailed(TocError):
+    """An HTTP server answers a remote client with an error that has no class of its own.
+
+    `status`: that of HTTP; None: the answer is not one of toc. `problem_code`: the `code` of the problem.
+    `request_id`: the server's log has the error under this id.
+    """
+
+    code = "request_failed"
+
+    def __init__(
+        self,
+        text: str,
+        status: int | None = None,
+        problem_code: str | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        self.status, self.problem_code, self.request_id = status, problem_code, request_id
+        super().__init__(text if request_id is None else f"{text} (request {request_id})")
+
+
 class TooManyCalls(TocError):
     """A limit on calls is reached. `retry_after_s`: when to try again, in seconds. `limit`: its setting."""
 
@@ -214,6 +243,21 @@ class StoreUnavailable(TocError):
         if self.denied:
             text += GRANTS_HINT
         super().__init__(f"database {database} {what}: {text}")
+
+
+class ServerUnavailable(StoreUnavailable):
+    """Of a remote client: the HTTP server does not answer, or a database of the server does not.
+
+    `database` is -1: which one it is, is not known. `may_have_effect`: False if the call certainly changed
+    nothing; True if its answer was lost, or a database failed meanwhile.
+    """
+
+    def __init__(self, text: str, *, may_have_effect: bool) -> None:
+        self.may_have_effect = may_have_effect
+        hint = "the call may have taken effect" if may_have_effect else "the call changed nothing"
+        TocError.__init__(self, f"{text}; {hint}")
+        self.database = -1
+        self.refused = self.one_table = self.denied = self.locked = False
 
 
 def is_away(error: Exception) -> bool:

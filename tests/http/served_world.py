@@ -43,11 +43,16 @@ def declare_type(settings: Settings, name: str, **fields: Any) -> None:
         databases.close()
 
 
-def make_token(settings: Settings, biz_types: tuple[str, ...] = ("*",), tenant: Any = None) -> str:
+def make_token(
+    settings: Settings,
+    biz_types: tuple[str, ...] = ("*",),
+    tenant: Any = None,
+    scopes: tuple[str, ...] = ALL,
+) -> str:
     databases = Databases.from_settings(settings, SystemClock())
     try:
         made = TokenStore(databases, 1000, "tester").create(
-            owner="test", scopes=ALL, biz_types=biz_types, tenant=tenant, expires_in=None
+            owner="test", scopes=scopes, biz_types=biz_types, tenant=tenant, expires_in=None
         )
         return "".join(made.text)
     finally:

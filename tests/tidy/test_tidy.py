@@ -104,6 +104,7 @@ MAY_DRAW = {
     "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
     "toc/node/lease_node.py": "hands a Random to the lease server",
+    "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
     "toc/node/node.py": "hands a Random to the worker",
     "toc/node/sinks.py": "hands a Random to the sender of webhooks",
     "toc/webhooks/administration.py": "hands a Random to the sender of one request",
@@ -164,10 +165,12 @@ OUTSIDE = {
         "toc/runtime/setting_groups.py",
         "toc/runtime/settings.py",
         "toc/runtime/web_settings.py",
+        "toc/runtime/client_settings.py",
         "toc/cli/settings.py",  # prints the table
         "toc/http/",  # the documents of HTTP
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
+    "httpx": ("toc/client/transport.py", "toc/webhooks/"),
     "starlette": ("toc/http/",),
     "uvicorn": ("toc/http/",),
     "pydantic_settings": ("toc/runtime/settings.py",),

@@ -134,6 +134,10 @@ _CODES = {
     errors.StatementFailed: SETTINGS,
     errors.WrongDatabase: SETTINGS,
     errors.StoreUnavailable: UNAVAILABLE,
+    errors.TooManyCalls: UNAVAILABLE,
+    errors.Unauthenticated: SETTINGS,
+    errors.Forbidden: SETTINGS,
+    errors.RequestFailed: SETTINGS,
     errors.PartlyScheduled: UNAVAILABLE,
     errors.ClusterUnavailable: UNAVAILABLE,
 }

@@ -81,6 +81,7 @@ def configure_logging(level: int, *, as_json: bool) -> None:
     root.setLevel(max(level, logging.INFO))
     logging.getLogger("alembic").setLevel(logging.WARNING)  # alembic logs its plugins
     logging.getLogger("apscheduler").setLevel(logging.WARNING)  # apscheduler logs its jobs
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs each call, with its URL
     logging.getLogger("toc").setLevel(level)  # debug is for toc only: drivers log too much
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,9 +14,11 @@ from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.stop_request import StopRequest
+from toc.client.remote_center import import_transport
+from toc.client.server_address import make_server_address
 from toc.handlers.registry import Registry
 from toc.node.node import Node
-from toc.runtime.settings import load_settings
+from toc.runtime.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,19 @@ HttpPort = Annotated[
 ]
 
 
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Lease the jobs from this server of `toc web`, and connect to no database: see client.md.",
+    ),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file", help="With --url: the file with the token; else TOC_TOKEN is used."
+    ),
+]
 SinksOnly = Annotated[
     bool,
     typer.Option(
@@ -46,8 +62,13 @@ def run_worker(
     app: Apps = None,
     sinks_only: SinksOnly = False,
     http_port: HttpPort = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> int:
     """Run the handlers of one or more modules, and the types that are declared with a sink.
+
+    With --url it is a remote worker: it leases jobs of pull types over HTTP, with a token that has the scopes
+    consume and read. Needs toc[client].
 
     The first SIGTERM or SIGINT stops the worker in good order: it takes no new jobs, running handlers
     may finish within worker.stop_s, other jobs are given back. The second signal ends the process.
@@ -56,6 +77,13 @@ def run_worker(
     when the worker stopped by itself because too many handlers are stuck: start it again.
     """
     del output
+    if url is not None:
+        if http_port is not None or sinks_only:
+            text = "--url: a remote worker serves no metrics and sends to no sinks"
+            raise CommandError(text, USAGE)
+        return _run_remote_worker(url, token_file, app or [])
+    if token_file is not None:
+        raise CommandError("--token-file needs --url", USAGE)
 
     restart = threading.Event()
     with StopRequest() as stop:
@@ -78,7 +106,41 @@ def run_worker(
             log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
         finally:
             clean = node.stop()
-    if restart.is_set():
+    return _exit_code(settings, clean=clean, restart=restart.is_set())
+
+
+def _run_remote_worker(url: str, token_file: str | None, apps: Sequence[str]) -> int:
+    restart = threading.Event()
+    with StopRequest() as stop:
+        settings = load_settings()
+        address = make_server_address(url, None, token_file, settings.client)
+        import_transport()
+        from toc.client.remote_worker import RemoteWorker  # noqa: PLC0415 - needs the extra
+
+        handlers = import_handlers(apps)
+
+        def request_restart() -> None:
+            restart.set()
+            stop.request_stop()
+
+        worker = RemoteWorker(
+            address, settings, handlers,
+            restart_wanted=request_restart, ended_by_itself=stop.request_stop,
+        )  # fmt: skip
+        try:
+            worker.start()
+            log.info("leases jobs of %s from %s", _biz_types_as_text(handlers), address.url)
+            stop.wait_for_stop()
+            log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
+        finally:
+            clean = worker.stop()
+    if worker.failure is not None:
+        raise worker.failure
+    return _exit_code(settings, clean=clean, restart=restart.is_set())
+
+
+def _exit_code(settings: Settings, *, clean: bool, restart: bool) -> int:
+    if restart:
         log.error("too many handlers are stuck: this process ends and wants to be started again")
         return settings.worker.shutdown_exit_code
     log.info("stopped" if clean else "stopped, with handlers left running")

@@ -143,7 +143,7 @@ release_leases = _settle_by("release")
 def _lease_item(item: Any) -> LeaseItem:
     given = {
         name: value
-        for name in ("reason", "retry_after_s", "lease_s")
+        for name in ("reason", "retry_after_s", "then", "lease_s")
         if (value := getattr(item, name, None)) is not None
     }
     return LeaseItem(parse_job_id(item.job_id), item.token, **given)

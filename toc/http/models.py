@@ -279,10 +279,15 @@ class FinishItem(_Request):
 
 
 class FailItem(FinishItem):
-    """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`."""
+    """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`.
+
+    then: dead: more attempts would not help. cancelled: no action is needed any more. snooze: again after
+    `retry_after_s`, and the attempt is not counted.
+    """
 
     reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
     retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
+    then: Literal["retry", "dead", "cancelled", "snooze"] = "retry"
 
 
 class ExtendItem(FinishItem):

@@ -10,19 +10,20 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import get_args
 
 from toc.domain.argument_checks import check_integer, check_reason, is_number
 from toc.domain.ids import check_job_id, routing_bits_of
 from toc.domain.retry_policies import DELAY_S_MAX
-from toc.domain.times import EPOCH, ceil_ms
+from toc.domain.times import EPOCH, MS_MAX, ceil_ms
 from toc.errors import InvalidInput, StatementFailed, StoreUnavailable
 from toc.leases.call_pool import CallPool
 from toc.leases.correction_service import CorrectionService
 from toc.leases.expired_leases import ExpiredLeases
-from toc.leases.lease_context import Catalogue, LeaseContext
+from toc.leases.lease_context import LeaseContext, PullTypeCatalogue
 from toc.leases.lease_sources import LeaseSources, PullTypeWatch
 from toc.leases.lease_stage import LeaseStage
-from toc.leases.settlement import ItemResult, LeaseItem, Results, Settlement, Verb
+from toc.leases.settlement import ItemResult, LeaseItem, Results, Settlement, Then, Verb
 from toc.leases.waiter import Accept, LeasedJob, Waiter
 from toc.leases.waiting_room import WaitingRoom
 from toc.runtime.service import stop_services
@@ -52,7 +53,7 @@ class LeaseServer:
     def __init__(
         self,
         process: ProcessContext,
-        catalogue: Catalogue,
+        catalogue: PullTypeCatalogue,
         timer_may_fire: Callable[[], bool] = lambda: True,
     ) -> None:
         settings = process.settings
@@ -181,7 +182,8 @@ class LeaseServer:
     ) -> list[ItemResult]:
         """Ends attempts as failed: another one by the type's retry policy, or after `retry_after_s`.
 
-        After the last attempt the job is dead, with `reason` in its dead letter. As `finish`.
+        After the last attempt the job is dead, with `reason` in its dead letter. `then` may say that the job
+        is dead or cancelled at once, or that it snoozes. As `finish`.
         """
         return await self._settle("fail", items, accept)
 
@@ -257,12 +259,21 @@ class LeaseServer:
                 raise InvalidInput("token", type(item.token), rule)
             if item.reason is None or not check_reason(item.reason):
                 raise InvalidInput("reason", item.reason, "must not be empty")
-            _check_seconds("retry_after_s", item.retry_after_s, 0, DELAY_S_MAX)
+            _check_then(item)
             _check_seconds("lease_s", item.lease_s, LEASE_S_MIN, LEASE_S_MAX)
 
     def _database_of(self, job_id: int) -> int:
         routing = self._process.databases.routing
         return routing.database_index(routing.shard_of_hash(routing_bits_of(job_id)))
+
+
+def _check_then(item: LeaseItem) -> None:
+    if item.then not in get_args(Then):
+        names = ", ".join(map(repr, get_args(Then)))
+        raise InvalidInput("then", item.then, f"must be one of {names}")
+    # A snooze may last until the last time that a database can store.
+    most_s = MS_MAX / 1000 if item.then == "snooze" else DELAY_S_MAX
+    _check_seconds("retry_after_s", item.retry_after_s, 0, most_s)
 
 
 def _check_seconds(field: str, value: float | None, low: float, high: float) -> None:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.domain.text_escaping import escape_to_one_line
-from toc.domain.times import datetime_of
+from toc.domain.times import MS_MAX, datetime_of
 from toc.leases.lease_context import LeaseContext
 from toc.leases.waiter import Accept
 from toc.runtime import metrics
@@ -35,17 +35,26 @@ LeaseOutcome = Literal["settled", "extended", "released", "lost", "limit", "unkn
 (any more) that of a running lease. limit: the attempt has lasted as long as extensions allow. unknown: there
 is no such job, or the caller may not see it. unavailable: the job's database does not answer; call again."""
 
+Then = Literal["retry", "dead", "cancelled", "snooze"]
+"""What follows a failed attempt."""
+
 LEASE_MS_MIN = 1000
+_AT_ONCE: Mapping[Then, OutcomeKind] = {"dead": OutcomeKind.BURY, "cancelled": OutcomeKind.DROP}
 
 
 class LeaseItem(NamedTuple):
-    """One lease to settle. `reason`, `retry_after_s`: fail. `lease_s`: extend; None: the type's timeout."""
+    """One lease to settle. `reason`, `retry_after_s`, `then`: fail. `lease_s`: extend; None: the timeout.
+
+    then: "retry", another attempt, and dead after the last one; "dead", dead at once; "cancelled", no action
+    is needed any more; "snooze", again after `retry_after_s`, and the attempt is not counted.
+    """
 
     job_id: int
     token: str
     reason: str = "failed by its consumer"
     retry_after_s: float | None = None
     lease_s: float | None = None
+    then: Then = "retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +140,15 @@ class Settlement:
         return Outcome(held.job.job_id, held.item.token, kind)
 
     def _outcome_of_failure(self, held: _Held, now_ms: int) -> Outcome:
-        """Another attempt by the type's retry policy, or a burial after the last attempt."""
+        """Another attempt by the type's retry policy, or a burial after the last one; or what `then` says."""
         item, job = held
+        if item.then in _AT_ONCE:
+            return Outcome(job.job_id, item.token, _AT_ONCE[item.then], error=item.reason)
+        if item.then == "snooze":
+            settings = self._context.process.settings.worker
+            delay_s = max(item.retry_after_s or 0.0, settings.snooze_s_min)
+            due_ms = min(now_ms + 1 + math.ceil(delay_s * 1000), MS_MAX)
+            return Outcome(job.job_id, item.token, OutcomeKind.SNOOZE, due_ms=due_ms)
         declared = self._context.catalogue.get(job.biz_type)
         if declared is None or job.attempts >= declared.max_attempts:
             if declared is not None:
@@ -170,7 +186,7 @@ class Settlement:
 
     def _make_ack(self, job: Job, outcome: Outcome) -> Ack:
         topic = self._context.topic_of(job.biz_type)
-        if outcome.kind in (OutcomeKind.DONE, OutcomeKind.BURY):
+        if outcome.kind in (OutcomeKind.DONE, OutcomeKind.BURY, OutcomeKind.DROP):
             return Ack(topic, job.job_id, None)
         now_ms = self._now_ms()
         # A job that is given back is due as before the claim, which has passed.

@@ -41,6 +41,7 @@ from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_ty
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
 from toc.errors import InvalidInput, SettingsError
+from toc.runtime.client_settings import ClientSettings
 from toc.runtime.setting_groups import (
     OVERDUE_S,
     CatalogueSettings,
@@ -145,6 +146,7 @@ class Settings(BaseSettings):
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
+    client: ClientSettings = ClientSettings()
 
     @model_validator(mode="before")
     @classmethod
@@ -448,6 +450,9 @@ _NOT_OURS = ("TOC_TEST_", "TOC_SERVICE_", "TOC_PORT")
 MOVE_OLD_URL, MOVE_NEW_URL = "TOC_MOVE_OLD_URL", "TOC_MOVE_NEW_URL"
 """Of `toc move`: accounts that may do it. No setting, so that nothing else ever gets to know them."""
 
+TOKEN_VARIABLE = "TOC_TOKEN"  # noqa: S105 - the name of a variable
+"""The token of a remote client. No setting, so that no command shows it or hands it on."""
+
 
 def find_empty_variables(environ: Mapping[str, str]) -> list[str]:
     """An error line for each empty TOC_ variable, because an unset variable would mean the default."""
@@ -469,7 +474,7 @@ def find_unknown_variables(environ: Iterable[str]) -> list[str]:
     for variable in sorted(environ):
         if (
             not variable.startswith("TOC_")
-            or variable in ("TOC_CONFIG", MOVE_OLD_URL, MOVE_NEW_URL)
+            or variable in ("TOC_CONFIG", MOVE_OLD_URL, MOVE_NEW_URL, TOKEN_VARIABLE)
             or variable.startswith(_NOT_OURS)
         ):
             continue

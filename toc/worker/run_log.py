@@ -67,6 +67,23 @@ class RunLog:
                 key, text, _describe_run(run), result.until, _format_due_time(outcome)
             )
 
+    def log_remote_end(self, run: JobRun, result: object, outcome: Outcome, seconds: float) -> None:
+        """As `log_handler_end`, for a worker whose server decides about the next attempt."""
+        if log.isEnabledFor(logging.DEBUG):
+            text = "%s ended after %.3f s: %s"
+            log.debug(
+                text, _describe_run(run), seconds, outcome.kind, extra=log_fields_of_job(run.job)
+            )
+        if isinstance(result, BaseException) and not isinstance(result, Verdict):
+            what = escape_to_one_line(outcome.error.partition("\n")[0])[:LOGGED_ERROR_CHARS_MAX]
+            is_shown = self._may_log_traceback(run.job.biz_type)
+            log.warning(
+                "%s failed in attempt %d of %d: %s; the server decides when the next one is",
+                *_attempt_log_fields(run), what,
+                exc_info=result if is_shown and _is_traceback_encodable(result) else None,
+                extra=log_fields_of_job(run.job),
+            )  # fmt: skip
+
     def _log_handler_failure(self, run: JobRun, error: BaseException, outcome: Outcome) -> None:
         try:
             what = escape_to_one_line(f"{type(error).__name__}: {error}".rstrip(": "))[

@@ -1,0 +1,1 @@
+"""Remote clients and remote workers, over an app that listens on a socket."""

@@ -1,0 +1,195 @@
+"""The contract of the verbs: a call answers the same in process, over HTTP, and over HTTP with asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from tests.client.remote_world import RemoteWorld
+from toc.domain.job import Answer, Job, Scheduled
+from toc.errors import DuplicateJob, InvalidInput, TocError
+
+MINUTE = timedelta(minutes=1)
+CLOSE = {"biz_type": "order.close"}
+
+Scenario = Callable[[Any, RemoteWorld], list[Any]]
+
+
+def schedule_and_get(center: Any, world: RemoteWorld) -> list[Any]:
+    text = center.schedule(
+        "A-42", MINUTE, **CLOSE, attribute={"n": [1, {"ä": None}]}, dedup_key="k"
+    )
+    number = center.schedule(2**64 - 1, timedelta(0), **CLOSE, details=True)
+    east = datetime(2026, 1, 1, 9, 0, 0, 1, tzinfo=timezone(timedelta(hours=8)))
+    at = center.schedule("7", east, biz_type="report")
+    found = [center.get(job_id) for job_id in (text, number.job_id, at)]
+    return [text, number, at, *found, center.get(text - 1)]
+
+
+def duplicates(center: Any, world: RemoteWorld) -> list[Any]:
+    first = center.schedule(1, MINUTE, **CLOSE, dedup_key="k", details=True)
+    seen = [first]
+    for rule, delay in [("keep", 9), ("latest", 9), ("replace", 30), ("earliest", 9), ("error", 1)]:
+        when = timedelta(seconds=delay)
+        seen.append(
+            outcome_of(
+                center.schedule, 1, when, **CLOSE, dedup_key="k", on_duplicate=rule, details=True
+            )
+        )
+        seen.append(center.get(first.job_id))
+    return seen
+
+
+def without_a_key(center: Any, world: RemoteWorld) -> list[Any]:
+    """Jobs without a key are never duplicates of each other, whatever the rule."""
+    made = [center.schedule(1, MINUTE, **CLOSE, on_duplicate="error", details=True) for _ in "ab"]
+    return [*made, center.find(1, "order.close")]
+
+
+def changes(center: Any, world: RemoteWorld) -> list[Any]:
+    job_id = center.schedule(5, MINUTE, **CLOSE)
+    seen = [center.reschedule(job_id, 2 * MINUTE, reason="later"), center.get(job_id)]
+    seen += [center.reschedule(2 * MINUTE, biz_id=5, **CLOSE), center.run_now(job_id)]
+    seen += [
+        center.get(job_id),
+        center.cancel(job_id),
+        center.cancel(job_id),
+        center.run_now(job_id),
+    ]
+    seen += [center.reschedule(job_id, datetime(2030, 1, 1, tzinfo=UTC)), center.redrive(job_id)]
+    dead = world.library.dead(biz_id=6)
+    seen += [center.cancel(dead), center.redrive(dead), center.get(dead), center.redrive(dead)]
+    return seen
+
+
+def changes_by_key(center: Any, world: RemoteWorld) -> list[Any]:
+    for key in ("a", "b"):
+        center.schedule("A", MINUTE, **CLOSE, dedup_key=key)
+    # The rule names the arguments of HTTP there, so only the class and the field are compared.
+    seen: list[Any] = [outcome_of(center.reschedule, MINUTE, biz_id="A", **CLOSE)[:2]]
+    seen += [center.cancel(biz_id="A", **CLOSE, dedup_key="a"), center.cancel(biz_id="A", **CLOSE)]
+    seen += [center.cancel(biz_id="A", **CLOSE), center.cancel(biz_id="A", biz_type="report").kind]
+    return seen
+
+
+def running_and_done(center: Any, world: RemoteWorld) -> list[Any]:
+    job_id = world.library.running(biz_id=8)
+    return [
+        center.cancel(job_id),
+        center.reschedule(job_id, MINUTE),
+        center.get(job_id),
+        center.redrive(job_id),
+    ]
+
+
+def found_in_pages(center: Any, world: RemoteWorld) -> list[Any]:
+    made = center.schedule_many([(9, MINUTE)] * 230, biz_type="order.close")
+    pages = [center.find(9, "order.close"), center.find(9, "order.close", limit=120)]
+    pages.append(center.find(9, "order.close", limit=3, before=made[100]))
+    pages.append(center.find("9", "order.close"))
+    pages.append(center.find(9, "report"))
+    return [[job.job_id for job in page] for page in pages]
+
+
+def many(center: Any, world: RemoteWorld) -> list[Any]:
+    jobs = [
+        {"biz_id": 1, "action_time": MINUTE, "attribute": {"n": 1}},
+        (2, MINUTE),
+        {"biz_id": "x", "action_time": 2 * MINUTE, "biz_type": "report", "dedup_key": ""},
+        (3, 3 * MINUTE),
+        {"biz_id": "x", "action_time": MINUTE, "biz_type": "report", "dedup_key": ""},
+    ]
+    done = center.schedule_many(jobs, biz_type="order.close", details=True)
+    return [done, [center.get(each.job_id) for each in done], center.schedule_many([])]
+
+
+def wrong_arguments(center: Any, world: RemoteWorld) -> list[Any]:
+    calls: list[tuple[Any, ...]] = [
+        (center.schedule, -1, MINUTE), (center.schedule, "", MINUTE), (center.schedule, 1, 5),
+        (center.schedule, 1, datetime(2026, 1, 1)),  # noqa: DTZ001 - naive on purpose
+        (center.reschedule, 1), (center.cancel,), (center.cancel, 2**63), (center.get, "x"),
+        (center.redrive, -1), (center.schedule_many, [(1, MINUTE), {"biz_id": 1}]),
+        (center.schedule_many, [(1, MINUTE), (-1, MINUTE)]), (center.schedule_many, [7]),
+    ]  # fmt: skip
+    seen = [outcome_of(*call) for call in calls]
+    seen.append(outcome_of(center.schedule, 1, MINUTE, biz_type="no such!"))
+    seen.append(outcome_of(center.schedule, 1, MINUTE, **CLOSE, attribute={"x": {1, 2}}))
+    seen.append(outcome_of(center.schedule, 1, MINUTE, **CLOSE, attribute={"x": "y" * 5000}))
+    seen.append(outcome_of(center.schedule, 1, MINUTE, **CLOSE, dedup_key="a b"))
+    seen.append(outcome_of(center.find, 1, "order.close", limit=0))
+    seen.append(outcome_of(center.cancel, 1, biz_id=2))
+    seen.append(outcome_of(center.cancel, biz_id=2, reason=5))
+    assert all(isinstance(each, tuple) for each in seen)
+    return seen
+
+
+SCENARIOS = [
+    schedule_and_get, duplicates, without_a_key, changes, changes_by_key, running_and_done,
+    found_in_pages, many, wrong_arguments,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.__name__)
+@pytest.mark.parametrize("kind", ["connect", "connect_async"])
+def test_the_answers_are_those_of_the_process(
+    remote: RemoteWorld, kind: str, scenario: Scenario
+) -> None:
+    expected = comparable(scenario(remote.open_in_process(), remote))
+    for database in remote.library.databases:
+        with database.engine.begin() as connection:
+            for shard in database.shards:
+                connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
+            connection.exec_driver_sql("DELETE FROM toc_dead_job")
+    assert comparable(scenario(getattr(remote, kind)(), remote)) == expected
+    assert expected
+
+
+def outcome_of(verb: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What a call returns, or the facts of its error."""
+    try:
+        return verb(*args, **options)
+    except InvalidInput as error:
+        return type(error).__name__, error.field, repr(error.value), error.rule
+    except DuplicateJob as error:
+        return (
+            "DuplicateJob", Id(error.job_id), error.biz_id, error.biz_type, error.dedup_key, error.running
+        )  # fmt: skip
+    except TocError as error:
+        return type(error).__name__, str(error)
+
+
+class Id(int):
+    """A job_id inside a tuple."""
+
+
+def comparable(seen: list[Any]) -> Any:
+    """The values with each job_id replaced by its number in the order of appearance.
+
+    Left out: what is not told over HTTP (a job's `token` and `claimed_ms`, an answer's `hint`).
+    """
+    numbers: dict[int, int] = {}
+
+    def job_number(job_id: int) -> str:
+        return f"job {numbers.setdefault(job_id, len(numbers))}"
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, Job):
+            return [
+                job_number(value.job_id), repr(value.biz_id), value.biz_type, value.status, value.action_ms,
+                value.attribute, value.due_ms, value.attempts, value.dedup_key, value.tenant,
+            ]  # fmt: skip
+        if isinstance(value, Answer):
+            job_id = None if value.job_id is None else job_number(value.job_id)
+            return [str(value), job_id, value.attempts, bool(value)]
+        if isinstance(value, Scheduled):
+            return [job_number(value.job_id), value.did, value.running]
+        if isinstance(value, list | tuple):
+            return [visit(each) for each in value]
+        if isinstance(value, Id) or (isinstance(value, int) and value > 2**40):
+            return job_number(value)
+        return value
+
+    return visit(seen)
