@@ -107,6 +107,15 @@ def test_room_comes_back_when_jobs_end(library: Library) -> None:
     limit.check(mine, TYPE)
 
 
+def test_near_the_bound_the_database_is_asked_sooner(library: Library) -> None:
+    limit, mine = LiveJobLimit(library.databases, library.clock, 20), check_business_id(42)
+    for _ in range(18):
+        library.pending(42)
+    limit.check(mine, TYPE)  # of the two that are left one is taken
+    assert limit.admits(mine, TYPE)
+    assert not limit.admits(mine, TYPE)
+
+
 def test_a_bulk_of_one_business_id_counts_whole(library: Library) -> None:
     limit, mine = LiveJobLimit(library.databases, library.clock, 8), check_business_id(42)
     assert limit.admits(mine, TYPE, 2)

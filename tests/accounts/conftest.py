@@ -17,9 +17,10 @@ from tests.servers.fixtures import _database as temporary_database
 from tests.servers.fixtures import redis_client
 from toc.center.center import TimeoutCenter
 from toc.runtime.settings import Settings
-from toc.store import migrate
-from toc.store.account_roles import JOBS, ROLES, grant_statements, quote_account
+from toc.store import migrate, views
+from toc.store.account_roles import JOBS, ROLES, VIEWS, grant_statements, quote_account
 from toc.store.archive_status import MARKS
+from toc.store.nightly_status import NIGHTLY
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import job_table_name
 
@@ -65,7 +66,7 @@ class Place:
             "toc_audit",
             "toc_webhook",
         ]
-        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED))
+        names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"
         run(self.url, *(f"DELETE FROM {table}" for table in tables), marks)
 
@@ -79,7 +80,8 @@ class Place:
         if table is None:
             places = [f"`{self.schema}`.*".replace("_", "\\_")]
         else:
-            names = map(job_table_name, range(self.shards)) if table == JOBS else [table]
+            every = {JOBS: map(job_table_name, range(self.shards)), VIEWS: sorted(views.COLUMNS)}
+            names = every.get(table, [table])
             places = [f"`{self.schema}`.`{name}`" for name in names]
         run(self.url, *(f"REVOKE {right} ON {place} FROM {account}" for place in places))
         yield

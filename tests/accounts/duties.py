@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from tests.accounts.conftest import Place
 from tests.contract.library import Library
-from tests.migration.conftest import VIEWS, run, scalar
+from tests.migration.conftest import TABLES, VIEWS, run, scalar
 from toc.access.access import Access
 from toc.access.audit import AuditEntry
 from toc.access.caller import LOOPBACK_CALLER
@@ -35,6 +35,7 @@ from toc.store.event_reader import EventRange, EventReader
 from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.store.schema_status import read_schema_statuses
 from toc.store.token_rows import record_last_use, revoke_tokens
+from toc.store.webhooks import WebhookRow, WebhookTable
 
 LATER = timedelta(days=1)
 
@@ -101,6 +102,7 @@ def operator(place: Place, url: str) -> None:
         declare_types(library)
     finally:
         library.close()
+    write_webhook(Library([url]))
     databases = Databases.from_settings(place.settings(url), SystemClock())
     try:
         repairs = RowDefects(databases, LEASE_MS_MAX, actor="operator")
@@ -114,6 +116,30 @@ def operator(place: Place, url: str) -> None:
 
 def worker(place: Place, url: str) -> None:
     """Every statement that a worker and its nightly run make; a whole node is in test_roles."""
+    run_jobs(place, url)
+    row = write_webhook(as_administrator(place))
+    library = Library([url])
+    try:
+        gone = row._replace(version=row.version + 1, disabled_ms=library.now_ms)
+        WebhookTable(library.databases, 100).disable_after_answer(gone, library.pending(), "worker")
+    finally:
+        library.close()
+
+
+def write_webhook(library: Library) -> WebhookRow:
+    """Writes a destination, and changes it."""
+    row = WebhookRow(f"hook-{secrets.token_hex(4)}", 1, "https://shop.example/", "encrypted")
+    try:
+        WebhookTable(library.databases, 100).write_everywhere(row)
+        row = row._replace(version=2, secret="again")
+        WebhookTable(library.databases, 100).write_everywhere(row)
+    finally:
+        library.close()
+    return row
+
+
+def run_jobs(place: Place, url: str) -> None:
+    """What a process does that runs jobs."""
     client(place, url)
     library = Library([url])
     try:
@@ -151,8 +177,8 @@ def worker(place: Place, url: str) -> None:
 
 
 def web(place: Place, url: str) -> None:
-    """What clients may ask for: all of a worker; and the uses and revocations of tokens, and the audit."""
-    worker(place, url)
+    """What clients may ask for: all jobs; and the uses and revocations of tokens, and the audit."""
+    run_jobs(place, url)
     token_id = new_token(place)
     databases = Databases.from_settings(place.settings(url), SystemClock())
     access = Access(place.settings(url), databases, SystemClock())
@@ -250,14 +276,16 @@ def age_by(place: Place, days: int) -> None:
 
 
 def reader(place: Place, url: str) -> None:
-    """The views, and what differs."""
+    """Tables and views, and what differs. The account sees no row of toc_webhook."""
+    for table in (TABLES | {VERSION_TABLE}) - {"toc_webhook"}:
+        scalar(url, f"SELECT COUNT(*) FROM {table}")
     for view in VIEWS:
         scalar(url, f"SELECT COUNT(*) FROM {view}")
         scalar(url, f"EXPLAIN SELECT COUNT(*) FROM {view}")
     (found,) = read_schema_statuses(place.settings(url))
-    assert found.has_no_problem, found
-    if found.notes:
-        raise TocError(f"denied: {found.notes}")
+    # Of a table on which it has no right an account sees nothing: the table seems to be missing.
+    if found.notes or not found.has_no_problem:
+        raise TocError(f"denied: {found}")
 
 
 def migrator(place: Place, url: str) -> None:

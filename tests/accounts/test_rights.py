@@ -129,11 +129,14 @@ def test_a_worker_sees_what_differs(place: Place) -> None:
 
 
 def test_who_may_not_migrate_is_told_so(empty: Place) -> None:
-    for role in ("client", "worker"):
+    for role in ("client", "worker", "reader"):
         with pytest.raises(DBAPIError, match="doesn't exist"):
             empty.make(role)  # there is no toc_event yet: first `toc migrate`, then `toc grants`
-    url = empty.make("reader")
-    with pytest.raises(migrate.MigrationFailed, match=r"database 0.*denied") as met:
+    url = empty.make("migrator")
+    with (
+        empty.without("migrator", "CREATE", None),
+        pytest.raises(migrate.MigrationFailed, match=r"database 0.*denied") as met,
+    ):
         migrate.upgrade(empty.settings(url))
     assert "\n" not in str(met.value)
     assert "secret" not in str(met.value)

@@ -35,7 +35,7 @@ def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig:
     rig.center.schedule_many(
         [
             {"biz_id": number, "action_time": timedelta(seconds=-60), "tenant": "loud"}
-            for number in range(2500)
+            for number in range(1200)
         ],
         biz_type=TYPE,
     )
@@ -45,6 +45,16 @@ def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig:
     # None of the others was claimed; their own consumer gets them within the longest delay.
     (loud, *_) = rig.lease(server, 10, accept=sees_tenant("loud"))
     assert (loud.tenant, loud.attempt) == ("loud", 1)
+
+
+def test_a_job_that_nobody_here_may_see_is_put_back_for_a_while(rig: LeaseRig) -> None:
+    server = rig.replica()
+    (job_id,) = rig.schedule(tenant="loud")
+    before_ms = rig.databases[0].now_ms()
+    assert rig.lease(server, wait_s=0.5, accept=sees_tenant("quiet")) == []
+    armed_ms = wait_until(lambda: rig.armed_ms(job_id), "the reminder")
+    assert armed_ms >= before_ms + 1000
+    assert rig.row(job_id).attempts == 0
 
 
 def test_consumers_share_a_backlog_whatever_their_maximum(rig: LeaseRig) -> None:

@@ -39,6 +39,7 @@ from toc.store.nightly_status import (
     record_nightly_status,
 )
 from toc.store.reconcile_status import read_last_reconcile_result, record_reconcile_result
+from toc.store.recorded_meta import read_recorded_meta
 
 __all__ = ["zookeeper"]
 
@@ -493,6 +494,12 @@ def test_a_night_that_stored_nothing_itself_is_in_the_status_and_the_metrics(
     part = health_of_last_night(settings, after, kept.now_ms())
     assert part is not None
     assert (part.state, failed in part.how) == ("degraded", True)
+
+
+def test_the_result_of_a_night_is_no_fact_about_the_database(kept: Databases) -> None:
+    before = read_recorded_meta(kept[0])
+    record_nightly_status(kept, seconds=2.0, code=0, failed="", findings=0, is_good=True)
+    assert read_recorded_meta(kept[0]) == before
 
 
 def test_what_the_health_says_of_the_last_night() -> None:

@@ -117,6 +117,7 @@ def archived_ms(place: Place) -> int:
     return (until - date(1970, 1, 1)).days * DAY_MS
 
 
+@pytest.mark.timeout(600)  # Spark starts here: half a minute on a busy machine
 @pytest.mark.parametrize(
     ("engines", "with_spark"),
     [
@@ -137,7 +138,7 @@ def test_purged_days_come_back_as_the_nights_wrote_them(
     library = emptied(engines, monkeypatch)
     place = Place(library, spark if with_spark else None, tmp_path / "archive", RETENTION)
     base_ms = library.now_ms
-    jobs = draw_jobs(base_ms, 1200, [CLOSE, CLOSE, REPORT, NAMELESS])
+    jobs = draw_jobs(base_ms, 800, [CLOSE, CLOSE, REPORT, NAMELESS])
     place.store(jobs)
     library.clock.advance(3 * DAY_S + OVER_S)
     assert place.run().is_good

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.cluster.ports import free_port
+from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.webhooks.signing import new_secret, secret_bytes_of, signature_headers
 

@@ -196,13 +196,15 @@ class Audit(Service):
     def stop(self, timeout_s: float = STOP_S_MAX) -> bool:
         """Ends the thread, then writes what is queued, within the time; says what was lost."""
         ended = super().stop(timeout_s)
+        why = "its thread still waits for a database"
         try:
             self._queue_summaries(now=True)
             while ended and self._queue:
                 self.run_once()
         except TocError as error:
-            text = "%d entries of the audit are lost: %s"
-            log.error(text, len(self._queue), error)  # noqa: TRY400 - the text says all
+            why = str(error)
+        if self._queue:
+            log.error("%d entries of the audit are lost: %s", len(self._queue), why)
         return ended
 
     @property

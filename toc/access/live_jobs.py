@@ -29,7 +29,7 @@ _Key = tuple[BusinessId, str]
 
 
 @dataclass(slots=True)
-class _Count:
+class _ScheduledCount:
     scheduled: int
     """Since the database was asked last."""
     room: int
@@ -43,7 +43,7 @@ class LiveJobLimit:
     def __init__(self, databases: Databases, clock: Clock, jobs_max: int) -> None:
         self._databases, self._clock, self._jobs_max = databases, clock, jobs_max
         self._lock = threading.Lock()
-        self._counts: OrderedDict[_Key, _Count] = OrderedDict()
+        self._counts: OrderedDict[_Key, _ScheduledCount] = OrderedDict()
 
     def admits(self, business: BusinessId, biz_type: str, jobs: int = 1) -> bool:
         """Counts jobs that are to be scheduled. False: not counted, call `check`, which asks the database.
@@ -79,16 +79,16 @@ class LiveJobLimit:
     def _room_unasked(self) -> int:
         return max(1, self._jobs_max // 4)
 
-    def _raise_if_refused(self, count: _Count) -> None:
+    def _raise_if_refused(self, count: _ScheduledCount) -> None:
         left_s = count.refused_until_s - self._clock.monotonic_s()
         if left_s > 0:
             raise TooManyCalls("jobs_per_biz_id", max(1.0, left_s))
 
-    def _count_of(self, key: _Key) -> _Count:
+    def _count_of(self, key: _Key) -> _ScheduledCount:
         found = self._counts.get(key)
         if found is None:
             if len(self._counts) >= BUSINESSES_MAX:
                 self._counts.popitem(last=False)
-            found = self._counts[key] = _Count(0, self._room_unasked)
+            found = self._counts[key] = _ScheduledCount(0, self._room_unasked)
         self._counts.move_to_end(key)
         return found

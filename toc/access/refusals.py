@@ -18,7 +18,7 @@ SUMMARY = "refused"
 
 
 @dataclass(slots=True)
-class _Count:
+class _RefusalCount:
     listed: int
     counted: int
     last: AuditRow
@@ -36,7 +36,7 @@ class RefusalBudget:
     def __init__(self, clock: Clock, per_minute: int) -> None:
         self._clock, self._per_minute = clock, per_minute
         self._lock = threading.Lock()
-        self._counts: dict[str, _Count] = {}
+        self._counts: dict[str, _RefusalCount] = {}
         self._strangers_listed = 0
         self._began_s = clock.monotonic_s()
 
@@ -73,16 +73,16 @@ class RefusalBudget:
             self._strangers_listed, self._began_s = 0, now_s
         return list(_summaries_of(counts))
 
-    def _count_of(self, key: str, row: AuditRow) -> _Count:
+    def _count_of(self, key: str, row: AuditRow) -> _RefusalCount:
         if key not in self._counts and len(self._counts) >= KEYS_MAX:
             key = OTHERS
         count = self._counts.get(key)
         if count is None:
-            count = self._counts[key] = _Count(0, 0, row)
+            count = self._counts[key] = _RefusalCount(0, 0, row)
         return count
 
 
-def _summaries_of(counts: dict[str, _Count]) -> Iterator[AuditRow]:
+def _summaries_of(counts: dict[str, _RefusalCount]) -> Iterator[AuditRow]:
     """An entry for each of the keys with the most calls, and one for all others."""
     others = counts.pop(OTHERS, None)
     most = sorted(counts.items(), key=lambda item: item[1].counted, reverse=True)

@@ -79,7 +79,7 @@ FIELD_OF_OPTION: Mapping[str, str] = {
 }  # fmt: skip
 
 
-class Catalogue(NamedTuple):
+class OpenCatalogue(NamedTuple):
     """The declarations, and the parts that change them. `away`: databases that do not answer."""
 
     settings: Settings
@@ -90,7 +90,7 @@ class Catalogue(NamedTuple):
 
 
 @contextmanager
-def _open_catalogue() -> Iterator[Catalogue]:
+def _open_catalogue() -> Iterator[OpenCatalogue]:
     settings = load_settings()
     databases = Databases.from_settings(settings, SystemClock(), pool_size=2)
     with closing(databases):
@@ -98,7 +98,7 @@ def _open_catalogue() -> Iterator[Catalogue]:
         check_databases(databases, metadata, settings.facts)
         types = DeclaredTypes(databases, metadata.types, settings.limits.declared_types)
         away = metadata.declared.read_all_copies()
-        yield Catalogue(settings, databases, metadata.declared, types, away)
+        yield OpenCatalogue(settings, databases, metadata.declared, types, away)
         metadata.types.close()
 
 

@@ -25,7 +25,7 @@ TOKEN_BYTES = 16  # random bytes of a token: nobody can guess the token of anoth
 PROCESS_CHARS_MAX = 60
 
 
-class Catalogue(Protocol):
+class PullTypeCatalogue(Protocol):
     """The declared types, as `toc.node.type_catalogue.TypeCatalogue` keeps them. Asks no database."""
 
     def get(self, name: str, /) -> DeclaredType | None: ...
@@ -38,7 +38,7 @@ class LeaseContext:
     """The parts of one lease server. `corrections`: of each database."""
 
     process: ProcessContext
-    catalogue: Catalogue
+    catalogue: PullTypeCatalogue
     claims: LeaseClaims
     room: WaitingRoom
     outages: DatabaseOutages

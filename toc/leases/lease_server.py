@@ -20,7 +20,7 @@ from toc.errors import InvalidInput, StatementFailed, StoreUnavailable
 from toc.leases.call_pool import CallPool
 from toc.leases.correction_service import CorrectionService
 from toc.leases.expired_leases import ExpiredLeases
-from toc.leases.lease_context import Catalogue, LeaseContext
+from toc.leases.lease_context import LeaseContext, PullTypeCatalogue
 from toc.leases.lease_sources import LeaseSources, PullTypeWatch
 from toc.leases.lease_stage import LeaseStage
 from toc.leases.settlement import ItemResult, LeaseItem, Results, Settlement, Then, Verb
@@ -53,7 +53,7 @@ class LeaseServer:
     def __init__(
         self,
         process: ProcessContext,
-        catalogue: Catalogue,
+        catalogue: PullTypeCatalogue,
         timer_may_fire: Callable[[], bool] = lambda: True,
     ) -> None:
         settings = process.settings

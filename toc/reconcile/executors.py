@@ -3,7 +3,7 @@
 The work is plain functions over a few small items (shards); the rows that they read never pass through Spark.
 So this uses RDDs and not DataFrames with mapInArrow: measured on `local[2]`, the first answer takes half the
 time, and a worker's process a third of the memory, because neither Arrow nor the SQL engine starts.
-Only `lateness` uses DataFrames.
+Only the counts of the analysts' tables are DataFrames.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from toc.store.move_server_session import (
     MoveStopped,
     StatementRefused,
 )
+from toc.store.nightly_status import NIGHTLY
 from toc.store.reconcile_status import RECONCILED
 
 GUARD_S = 10.0
@@ -47,7 +48,7 @@ PAUSE_S_MAX = 10.0
 
 _LOCK_WAIT, _INTERRUPTED, _NO_SUCH_THREAD = 1205, 1317, 1094
 
-MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, *MARKS})
+MOVED_ROWS = frozenset({HOME, MOVING_TO, RECONCILED, NIGHTLY, *MARKS})
 """Rows of `toc_meta` in which the two servers may differ."""
 
 

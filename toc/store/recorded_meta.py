@@ -9,6 +9,7 @@ from sqlalchemy import select
 from toc.errors import SchemaMismatch
 from toc.store.archive_status import MARKS
 from toc.store.databases import Database
+from toc.store.nightly_status import NIGHTLY
 from toc.store.reconcile_status import RECONCILED
 from toc.store.schema import FITS_SINCE
 
@@ -16,7 +17,12 @@ from toc.store.schema import FITS_SINCE
 def read_recorded_meta(database: Database) -> dict[str, str]:
     """Reads the facts of the routing, the database's index and its identity. Raises StoreUnavailable."""
     table = database.meta
-    others = FITS_SINCE, RECONCILED, *MARKS  # facts about the schema and about nightly runs
+    others = (
+        FITS_SINCE,
+        RECONCILED,
+        NIGHTLY,
+        *MARKS,
+    )  # facts about the schema and about nightly runs
     query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
     return {str(name): str(value) for name, value in database.select(query)}
 

@@ -17,7 +17,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
 from toc.store.webhooks import REASON_CHARS_MAX, WebhookRow, WebhookTable
-from toc.webhooks.delivery import Answer
+from toc.webhooks.delivery import ReceiverAnswer
 from toc.webhooks.destinations import Unusable, make_destination, url_rules_of
 from toc.webhooks.guarded_network import Resolve
 from toc.webhooks.secret_box import SecretBox
@@ -130,7 +130,7 @@ class WebhookAdministration:
             changed += 1
         return changed
 
-    def send_test(self, name: str, resolve: Resolve | None = None) -> Answer:
+    def send_test(self, name: str, resolve: Resolve | None = None) -> ReceiverAnswer:
         """Sends one signed request of type "toc.ping", by the same rules as jobs.
 
         Raises InvalidInput for a destination that cannot be used, DeliveryFailedError.
@@ -148,7 +148,7 @@ class WebhookAdministration:
         body = json.dumps({"type": PING_TYPE, "timestamp": timestamp, "data": {}}).encode()
         message_id = f"ping_{secrets.token_hex(8)}"
 
-        async def send_and_close() -> Answer:
+        async def send_and_close() -> ReceiverAnswer:
             try:
                 return await sender.send_message(found, message_id, body)
             finally:

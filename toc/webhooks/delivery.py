@@ -32,7 +32,7 @@ class DeliveryFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceiverAnswer:
     """An answer of a receiver. `snippet`: the beginning of a failure's body, as one safe line.
 
     retry_after: the header's text; None: there is none.
@@ -83,7 +83,7 @@ class DestinationClient:
 
     async def post(
         self, headers: Sequence[tuple[bytes, bytes]], body: bytes, total_s: float
-    ) -> Answer:
+    ) -> ReceiverAnswer:
         """Sends one request. Raises DeliveryFailedError."""
         try:
             async with asyncio.timeout(total_s) as limit:
@@ -98,7 +98,9 @@ class DestinationClient:
             text = make_snippet(str(error).encode(errors="replace")) or type(error).__name__
             raise DeliveryFailedError(f"{type(error).__name__}: {text}") from None
 
-    async def _send_request(self, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Answer:
+    async def _send_request(
+        self, headers: Sequence[tuple[bytes, bytes]], body: bytes
+    ) -> ReceiverAnswer:
         url, limits = self._url, self._settings
         request = httpcore.Request(
             b"POST",
@@ -132,7 +134,7 @@ class DestinationClient:
         elif connection.is_idle():
             self._idle.append(connection)
         is_success = 200 <= response.status <= 299
-        return Answer(
+        return ReceiverAnswer(
             response.status,
             "" if is_success else make_snippet(start),
             _find_header(response.headers, b"retry-after"),

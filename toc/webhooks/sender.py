@@ -29,9 +29,9 @@ from toc.runtime.settings import Settings
 from toc.store.databases import Databases
 from toc.store.webhooks import WebhookRow
 from toc.webhooks.delivery import (
-    Answer,
     DeliveryFailedError,
     DestinationClient,
+    ReceiverAnswer,
     make_ssl_context,
     seconds_of_retry_after,
 )
@@ -156,7 +156,9 @@ class WebhookSender:
             found = self.destinations.get(name)
         return found
 
-    async def send_message(self, destination: Destination, message_id: str, body: bytes) -> Answer:
+    async def send_message(
+        self, destination: Destination, message_id: str, body: bytes
+    ) -> ReceiverAnswer:
         """Sends one signed request. Raises DeliveryFailedError. No header has a token of toc."""
         now_ms = self._clock.wall_ms()
         headers = [
@@ -174,7 +176,7 @@ class WebhookSender:
         self,
         job: Job,
         row: WebhookRow,
-        answer: Answer | None,
+        answer: ReceiverAnswer | None,
         failure: str,
     ) -> Retry | Snooze:
         name = row.name
@@ -300,6 +302,6 @@ def _is_answer_of_healthy_receiver(status: int) -> bool:
     return 200 <= status <= 299 or (400 <= status <= 499 and status not in _UNHEALTHY)
 
 
-def _describe(answer: Answer) -> str:
+def _describe(answer: ReceiverAnswer) -> str:
     kind = " (a redirect, which is not followed)" if 300 <= answer.status <= 399 else ""
     return f"answered {answer.status}{kind}{': ' if answer.snippet else ''}{answer.snippet}"
