@@ -65,6 +65,12 @@ class Served:
             yield made
         finally:
             made.stop()
+            self.wait_until_nobody_waits()
+
+    def wait_until_nobody_waits(self) -> None:
+        """Waits until the server knows that a worker has gone: it leases no further job to that worker."""
+        node = self.server.backend._lease_node
+        wait_until(lambda: node.server.waiters_count == 0)
 
     def schedule(self, biz_type: str) -> int:
         return self.center.schedule(secrets.randbits(60), NOW, biz_type=biz_type)
@@ -341,6 +347,7 @@ def worker_process(served: Served, folder: Path) -> Iterator[subprocess.Popen[by
     finally:
         process.kill()
         process.wait()
+        served.wait_until_nobody_waits()
 
 
 def test_the_jobs_of_a_killed_worker_run_elsewhere(served: Served, tmp_path: Path) -> None:
