@@ -3,8 +3,8 @@
 A database's clock decides when jobs are due and when leases end. It may step: NTP sets it, or the database
 fails over to a host whose clock is wrong. A step must neither start jobs early nor end valid leases. So a
 process expects the database's last time plus the time that has passed in this process since then, with a
-tolerance of `STEP_MS_MAX`. The expected time bounds statements that start or take over jobs
-(`statement_bounds`), so that even the first statement after a step does no harm. A process does not follow a
+tolerance of `STEP_MS_MAX` (for leases without it). The expected time bounds statements that start or take
+over jobs (`statement_bounds`), so that even the first statement after a step does no harm. A process does not follow a
 measurement outside the tolerance: the clock has *stepped*, until the clock is back, or until a comparison
 with other servers' clocks shows that the clock is right (`trust_last_measurement`).
 """
@@ -133,12 +133,12 @@ class ServerClock:
             if believed is None:
                 return NOTHING_IS_DUE
             now_ms = self._clock.monotonic_s() * 1000
-            slack_ms = self._step_tolerance_ms()
-            due_ms = now_ms + _latest_believed_ms(believed) + slack_ms
+            latest_ms = now_ms + _latest_believed_ms(believed)
             lows = (high_ms for high_ms, _ in self._lows)
-            lease_ms = min(due_ms, now_ms + min(lows, default=believed.high_ms) + slack_ms)
+            # Without the tolerance: a step within it would end leases early by as much.
+            lease_ms = min(latest_ms, now_ms + min(lows, default=believed.high_ms))
             return TimeBounds(
-                int(due_ms),  # guard: believed-due
+                int(latest_ms + self._step_tolerance_ms()),  # guard: believed-due
                 int(lease_ms),
                 max(
                     0, int(now_ms + _earliest_believed_ms(believed))
