@@ -29,7 +29,7 @@ from toc.bench.lateness import TIMEOUT_S, RateClient, due_times_s
 from toc.bench.report import BenchCheck
 from toc.bench.scheduling import schedule_in_tasks, schedule_one_by_one
 from toc.bench.statistics import draw_histogram, percentile
-from toc.bench.web_load import PROCESSES, WebLoad, open_web_load
+from toc.bench.web_load import PROCESSES, WebLoad, make_web_token, open_web_load
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.job import Status
 from toc.errors import SettingsError
@@ -47,14 +47,15 @@ def measure_http(bench: BenchContext) -> None:
     except SettingsError as error:
         bench.report.notes.append(f"case http not measured: {error}")
         return
+    token = make_web_token(bench)
     with TimeoutCenter(bench.scratch.settings) as center:
         written = 0
-        with open_web_load(bench) as load:
+        with open_web_load(bench, token) as load:
             written += _measure_single_jobs(bench, center, load)
             written += _measure_bulk(bench, center, load)
         check_statuses_and_clear(bench, NAME, {Status.PENDING: written})
         alone = _measure_worker(bench, center)
-        with open_web_load(bench) as load:
+        with open_web_load(bench, token) as load:
             done = _measure_leases(bench, center, load, alone)
             done += _measure_lateness(bench, center, load)
         check_statuses_and_clear(bench, NAME, {Status.DONE: done})

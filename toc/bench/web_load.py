@@ -88,8 +88,8 @@ class Consumers:
 
 
 @contextmanager
-def open_web_load(bench: BenchContext) -> Iterator[WebLoad]:
-    """Declares the type, makes a token, starts a server and clients. The server's limits do not bind."""
+def open_web_load(bench: BenchContext, token: str) -> Iterator[WebLoad]:
+    """Starts a server whose limits do not bind, and clients with a token of `make_web_token`."""
     limits = {
         "calls_per_s": 1e6, "calls_per_s_all": 1e6, "bulk": 1000, "body_bytes": 16_777_216,
     }  # fmt: skip
@@ -100,7 +100,6 @@ def open_web_load(bench: BenchContext) -> Iterator[WebLoad]:
     }  # fmt: skip
     first = settings_message(own)
     first["settings"]["web"] = web
-    token = _make_token(bench)
     with ExitStack() as stack:
         server = stack.enter_context(ChildProcess("toc.bench.web_server", first))
         where = server.receive_message(START_S) | {"token": token, "biz_type": PULL_TYPE}
@@ -111,8 +110,8 @@ def open_web_load(bench: BenchContext) -> Iterator[WebLoad]:
         yield WebLoad(children)
 
 
-def _make_token(bench: BenchContext) -> str:
-    """Declares PULL_TYPE, and makes a token for it."""
+def make_web_token(bench: BenchContext) -> str:
+    """Declares PULL_TYPE, and makes a token for it. A center that is opened later knows the type."""
     databases = bench.scratch.databases
     fields: dict[str, Any] = {"mode": "pull", "timeout_s": 60}
     types = DeclaredTypes(databases, DatabaseMetadata(databases).types, 100)
