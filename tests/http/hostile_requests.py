@@ -168,8 +168,8 @@ class HostileRequests:
             for _ in range(rng.randrange(1, 5)):
                 spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
             body = bytes(spoilt)
-        elif kind < 0.3:
-            body += b" " * rng.randrange(300_000)
+        elif kind < 0.45:  # if the server kept bodies, its memory would grow by these
+            body += b" " * rng.randrange(270_000)
         return body
 
     def _draw_document(self, path: str) -> dict[str, Any]:
