@@ -12,7 +12,7 @@ from tests.servers.endpoint import Endpoint
 
 FEW, MANY = 2000, 1_000_000
 GROWTH_MAX = 1.05
-"""Of the memory, from the first part of the requests to the last: 2,000 bodies that were kept would be 0.1."""
+"""Memory after the last part of the requests, by that after the first. FEW kept bodies: 1.1."""
 
 
 def check(result: FloodResult) -> None:
