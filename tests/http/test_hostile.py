@@ -130,7 +130,7 @@ def test_a_body_is_read_no_further_than_its_limit(small: WebWorld) -> None:
         ("/v1/types/order.close/jobs?biz_id=1&before=x", 422),
         ("/v1/types/order.close/jobs?biz_id=" + "1" * 600, 422),
         ("/v1/types/%00/jobs?biz_id=1", 422), ("/v1/nothing", 404), ("/", 404), ("/v1/jobs/1/2/3", 404),
-        ("/v1/jobs", 405), ("/v1/health?x=1", 422),
+        ("/v1/jobs/", 404), ("/v1/jobs", 405), ("/v1/health?x=1", 422),
     ],
 )  # fmt: skip
 def test_a_bad_path_or_query_is_a_problem(shared: WebWorld, path: str, status: int) -> None:

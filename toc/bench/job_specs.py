@@ -6,6 +6,7 @@ from toc.center.center import JobSpec
 from toc.domain.times import datetime_of
 
 BIZ_TYPE = "bench.noop"
+PULL_TYPE = "bench.pull"  # for consumers over HTTP
 
 
 def make_attribute(biz_id: int) -> dict[str, object]:
@@ -18,9 +19,13 @@ def make_attribute(biz_id: int) -> dict[str, object]:
     }
 
 
-def make_job_specs(first: int, count: int, due_ms: int, spread_ms: int = 0) -> list[JobSpec]:
+def make_job_specs(
+    first: int, count: int, due_ms: int, spread_ms: int = 0, biz_type: str = BIZ_TYPE
+) -> list[JobSpec]:
     """Jobs for `schedule_many`: business ids from `first` on, due over `spread_ms` from `due_ms` on."""
-    return [make_job_spec(first + i, due_ms + i * spread_ms // count) for i in range(count)]
+    return [
+        make_job_spec(first + i, due_ms + i * spread_ms // count, biz_type) for i in range(count)
+    ]
 
 
 def make_job_spec(biz_id: int, due_ms: int, biz_type: str = BIZ_TYPE) -> JobSpec:

@@ -14,6 +14,7 @@ from toc.bench.cancelling import measure_cancel
 from toc.bench.common import BenchContext, BenchOptions
 from toc.bench.draining import measure_drain
 from toc.bench.lateness import measure_lateness
+from toc.bench.over_http import measure_http
 from toc.bench.report import BenchReport
 from toc.bench.scheduling import measure_schedule, measure_schedule_many
 from toc.bench.scratch_databases import ScratchDatabases, create_scratch_databases
@@ -29,6 +30,7 @@ CASES: Mapping[str, Case] = {
     "cancel": measure_cancel,
     "drain": measure_drain,
     "lateness": measure_lateness,
+    "http": measure_http,
 }
 """By name, in the order in which they run."""
 

@@ -82,14 +82,15 @@ def measure_schedule(bench: BenchContext) -> None:
                 baseline = bench.baseline.schedule_in_threads(clients, each)
             loads = [_new_job_specs(bench, each) for _ in range(clients)]
             took_s = time_in_threads_s(
-                [partial(_schedule_one_by_one, center, load) for load in loads]
+                [partial(schedule_one_by_one, center, load) for load in loads]
             )
             written += each * clients
             if number:
                 in_threads.add_round(baseline, each * clients / took_s)
         for number in range(options.rounds + 1):
             jobs = options.jobs if number else ASYNC_CALLS
-            took_s = asyncio.run(_schedule_in_tasks(center, _new_job_specs(bench, jobs)))
+            load = _new_job_specs(bench, jobs)
+            took_s = asyncio.run(schedule_in_tasks(center, load, ASYNC_CALLS))
             written += jobs
             if number:
                 in_tasks.add_round(None, jobs / took_s)
@@ -106,13 +107,14 @@ def _new_job_specs(bench: BenchContext, jobs: int) -> list[JobSpec]:
     return make_job_specs(bench.reserve_biz_ids(jobs), jobs, int(wall_ms()) + FAR_MS)
 
 
-def _schedule_one_by_one(center: TimeoutCenter, load: list[JobSpec]) -> None:
+def schedule_one_by_one(center: TimeoutCenter, load: list[JobSpec]) -> None:
+    """Schedules jobs, one in each call."""
     for job in load:
         center.schedule(**job)
 
 
-async def _schedule_in_tasks(center: TimeoutCenter, load: list[JobSpec]) -> float:
-    """Schedules jobs one by one in ASYNC_CALLS tasks; returns the seconds that this took."""
+async def schedule_in_tasks(center: TimeoutCenter, load: list[JobSpec], tasks: int) -> float:
+    """Schedules jobs one by one in so many tasks; returns the seconds that this took."""
     in_async, left = AsyncTimeoutCenter(center), iter(load)
 
     async def schedule_some() -> None:
@@ -120,5 +122,5 @@ async def _schedule_in_tasks(center: TimeoutCenter, load: list[JobSpec]) -> floa
             await in_async.schedule(**job)
 
     started_s = time.perf_counter()
-    await asyncio.gather(*(schedule_some() for _ in range(ASYNC_CALLS)))
+    await asyncio.gather(*(schedule_some() for _ in range(tasks)))
     return time.perf_counter() - started_s

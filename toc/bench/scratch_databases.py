@@ -18,6 +18,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from toc.bench.job_specs import PULL_TYPE
+from toc.domain.pull_types import topic_of_pull_type
 from toc.errors import SettingsError, StoreUnavailable
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import MysqlSettings, TimerSettings
@@ -65,7 +67,8 @@ class ScratchDatabases:
         self.delete_redis_keys()
 
     def delete_redis_keys(self) -> None:
-        for topic in self.settings.topic_names:
+        # The topic of PULL_TYPE is not in the settings: the servers' catalogue of types makes it.
+        for topic in (*self.settings.topic_names, topic_of_pull_type(PULL_TYPE)):
             for slot in range(self.settings.slot_amount_of(topic)):
                 for key in (
                     redis_keys.store_queue_key,

@@ -59,6 +59,8 @@ def make_app(settings: Settings | None = None, *, clock: Clock | None = None) ->
         exception_handlers={HTTPException: _answer_http_error, Exception: _answer_error},
         lifespan=run_backend,
     )
+    # A redirect is an answer that the OpenAPI document does not have, and would go to strangers too.
+    app.router.redirect_slashes = False
     app.state.backend = backend
     return app
 

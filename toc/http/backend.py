@@ -34,6 +34,7 @@ class Backend:
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
+        self._routing = settings.routing  # the property makes a new one each time
         self.clock = clock or SystemClock()
         self.center = TimeoutCenter(settings, handlers=Registry(), clock=self.clock)
         self.async_center = AsyncTimeoutCenter(self.center)
@@ -103,12 +104,12 @@ class Backend:
 
     def database_of_business(self, business: BusinessId) -> int:
         """The index of the database that has the jobs of a business id."""
-        routing = self.settings.routing
+        routing = self._routing
         return routing.database_index(routing.shard_of_hash(routing_hash_of(business.number)))
 
     def database_of_job(self, job_id: int) -> int:
         """The index of the database that has a job."""
-        routing = self.settings.routing
+        routing = self._routing
         return routing.database_index(routing.shard_of_hash(routing_bits_of(job_id)))
 
     async def read_health(self) -> str:

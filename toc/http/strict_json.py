@@ -15,7 +15,9 @@ _DIGITS_MAX = (
 # The strings of a document, the last of which may lack its end. The quantifiers give nothing back, so the
 # time is linear in the length.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_BRACKETS = bytes.maketrans(b"[]", b"{}")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENING = ord("{")
 
 
 class BadJson(ValueError):
@@ -40,9 +42,17 @@ def is_nested_deeper(body: bytes, nesting_max: int) -> bool:
     """Whether objects and lists are nested more than `nesting_max` deep, so that a parser would recurse."""
     if body.count(b"{") + body.count(b"[") <= nesting_max:
         return False
-    depth = 0
-    for match in _BRACKETS.finditer(_STRINGS.sub(b"", body)):
-        depth += 1 if match.group() in b"[{" else -1
+    brackets = _STRINGS.sub(b"", body).translate(_BRACKETS, _OTHERS)
+    left = brackets
+    for _ in range(nesting_max):  # each round takes the innermost pairs away: quick for long lists
+        if not left:
+            return False
+        left = left.replace(b"{}", b"")
+    if not left:
+        return False
+    depth = 0  # too deep, or no JSON
+    for bracket in brackets:
+        depth += 1 if bracket == _OPENING else -1
         if depth > nesting_max:
             return True
     return False
