@@ -16,7 +16,7 @@ from starlette.routing import Route as StarletteRoute
 
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply, Route
-from toc.http.endpoint import Endpoint, problem_response
+from toc.http.endpoint import Endpoint, encode_json, problem_response
 from toc.http.front_door import REQUEST_ID, FrontDoor
 from toc.http.openapi import make_openapi
 from toc.http.problems import HttpProblem
@@ -35,7 +35,7 @@ def make_app(settings: Settings | None = None, *, clock: Clock | None = None) ->
     audit at the end. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
-    document = make_openapi(ROUTES)
+    document = encode_json(make_openapi(ROUTES))  # once: strangers may ask for it as often as they like
 
     async def send_openapi(backend: Backend, call: Call) -> Reply:
         return Reply(document, headers={"Cache-Control": "max-age=60"})

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from toc.access.audit import AuditEntry, AuditPlace
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import LimitState
-from toc.errors import TocError
+from toc.errors import TocError, Unauthenticated
 from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
@@ -63,11 +64,14 @@ class Endpoint:
             caller = self._identify(request, address)
             self._require_scope(caller)
             headers = _limit_headers(self._take(caller, 1.0))
-            limit_s = None if self.route.is_long_poll else self._limits.call_s
-            async with asyncio.timeout(limit_s):
-                call = await self._read_call(request, request_id, caller, address)
-                if self.route.audited is not None:
-                    place = await self._reserve_place()
+            with self._open_call(caller):
+                async with asyncio.timeout(self._limits.call_s):
+                    call = await self._read_call(request, request_id, caller, address)
+                    if self.route.audited is not None:
+                        place = await self._reserve_place()
+                    if not self.route.is_long_poll:
+                        reply = await self.route.action(self._backend, call)
+            if self.route.is_long_poll:
                 reply = await self.route.action(self._backend, call)
         except (HttpProblem, TocError, TimeoutError) as error:
             problem = problem_of(error)
@@ -86,7 +90,7 @@ class Endpoint:
             if place is not None and not place.filled:
                 self._end_unfilled(place, caller, address, request)
         if place is not None and reply.is_worth_auditing:
-            place.record(self._entry(caller, address, reply.outcome, request, reply))
+            self._record_reply(place, self._entry(caller, address, reply.outcome, request, reply))
         elif place is not None:
             place.release()
         return document_response(reply, headers)
@@ -115,6 +119,14 @@ class Endpoint:
         state.raise_if_refused()
         return state
 
+    def _open_call(self, caller: Caller) -> AbstractContextManager[None]:
+        """Counts a call while it runs. Raises TooManyCalls."""
+        return (
+            nullcontext()
+            if caller is _PUBLIC
+            else self._backend.access.limits.open_call(caller)
+        )
+
     # ---- what is asked
 
     async def _read_call(
@@ -125,6 +137,8 @@ class Endpoint:
         body: BaseModel | None = None
         if route.bodies:
             body = await read_body(request, route.bodies, self._limits, needed=route.needs_body)
+            if not self._backend.access.authenticator.is_still_valid(caller):
+                raise Unauthenticated("the token was revoked while the body came")
             items = len(getattr(body, "jobs", getattr(body, "items", ())))
             if items > self._limits.bulk:
                 raise HttpProblem(
@@ -149,6 +163,17 @@ class Endpoint:
             waited_s += _PLACE_WAIT_S
         return place
 
+    def _record_reply(self, place: AuditPlace, entry: AuditEntry) -> None:
+        """A call that changed nothing is recorded as a refused one: a token can send any number of them."""
+        if entry.rows_changed == 0:
+            self._record_without_place(place, entry)
+        else:
+            place.record(entry)
+
+    def _record_without_place(self, place: AuditPlace, entry: AuditEntry) -> None:
+        place.release()
+        self._backend.access.audit.record_refused(entry)
+
     def _record_problem(
         self,
         place: AuditPlace | None,
@@ -158,9 +183,12 @@ class Endpoint:
         request: Request,
     ) -> None:
         entry = self._entry(caller, address, problem.code, request, None)
-        if place is not None:
+        is_refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR  # it changed nothing
+        if place is not None and is_refused:
+            self._record_without_place(place, entry)
+        elif place is not None:
             place.record(entry)
-        elif self.route.scope is not None and problem.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif self.route.scope is not None and is_refused:
             self._backend.access.audit.record_refused(entry)
 
     def _end_unfilled(
@@ -207,12 +235,18 @@ def is_local(request: Request) -> bool:
     return is_loopback and not is_passed_on and is_loopback_name(names.get("host", ""))
 
 
+def encode_json(document: Any) -> bytes:
+    """A document as the server sends it."""
+    return _JSON.encode(document).encode()
+
+
 def document_response(reply: Reply, headers: dict[str, str]) -> Response:
     """The response of a reply."""
     if reply.document is None:
         return Response(status_code=reply.status, headers=headers | dict(reply.headers))
+    content = reply.document
     return Response(
-        _JSON.encode(reply.document),
+        content if isinstance(content, bytes) else encode_json(content),
         reply.status,
         headers | dict(reply.headers),
         "application/json",
