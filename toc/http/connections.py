@@ -83,6 +83,14 @@ class BoundedProtocol(H11Protocol):
             self._set_deadline(self.head_s_max)
         super().on_response_complete()
 
+    def shutdown(self) -> None:
+        """The server stops: closes the connection, after the answer that is being made."""
+        if self.is_idle:
+            self._set_deadline(self.head_s_max)  # for a client that does not read its last answer
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
     def timeout_keep_alive_handler(self) -> None:
         self.transport.abort()  # close() would wait until the client has read its answer
 
