@@ -59,7 +59,9 @@ def test_wrong_tokens_shut_out_nobody_else(tight: WebWorld) -> None:
 def test_calls_that_change_nothing_cannot_fill_the_audit(tight: WebWorld) -> None:
     token = tight.make_token()
     for number in range(6):
-        assert tight.post("/v1/jobs", job(number, biz_type="no.such"), token=token).status_code == 422
+        assert (
+            tight.post("/v1/jobs", job(number, biz_type="no.such"), token=token).status_code == 422
+        )
         answer = tight.post(f"/v1/jobs/{number + 1}:cancel", token=token)
         assert answer.json()["answer"] == "unknown"
     tight.schedule(1, token)

@@ -100,11 +100,15 @@ def test_an_offer_to_upgrade_changes_nothing(
     made: tuple[Settings, bytes], raw: socket.socket, protocol: bytes
 ) -> None:
     offer = (b"Connection: Upgrade, HTTP2-Settings\r\n", b"Upgrade: " + protocol + b"\r\n")
-    request = post(b"/v1/jobs", JOB, made[1], *offer, b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n")
+    request = post(
+        b"/v1/jobs", JOB, made[1], *offer, b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+    )
     raw.sendall(request + b"GET /v1/types HTTP/1.1\r\n" + HOST + b"\r\n")
     first, second = read_answers(raw, 2)
     assert first == b"HTTP/1.1 201 Created"
-    assert second == b"HTTP/1.1 401 Unauthorized"  # read as a request of its own, with its own headers
+    assert (
+        second == b"HTTP/1.1 401 Unauthorized"
+    )  # read as a request of its own, with its own headers
 
 
 def test_what_follows_a_body_is_no_header(

@@ -84,5 +84,3 @@ def test_a_token_that_is_revoked_while_its_body_comes_is_refused(
         server.backend.access.refresh_now()
         raw.sendall(JOB[-1:])
         assert answer(raw) == b"HTTP/1.1 401 Unauthorized"
-
-

@@ -15,12 +15,11 @@ from sqlalchemy import make_url
 
 from tests.cli.processes import Process
 from tests.http.served_world import declare_type, make_token
-from tests.http.test_connections import HOST, JOB, WAIT, post
+from tests.http.test_connections import JOB, WAIT, post
 from tests.reliability.wire import Wire
 from tests.servers.fixtures import _database as temporary_database
 from toc.runtime.settings import Settings
 from toc.store import migrate
-
 
 CONSUMERS = 100
 LONG_S = 300  # the time limit of a database's answer here: far beyond the bound of a stop

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
-
-import time
 
 import pytest
 

@@ -35,7 +35,9 @@ def make_app(settings: Settings | None = None, *, clock: Clock | None = None) ->
     audit at the end. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
-    document = encode_json(make_openapi(ROUTES))  # once: strangers may ask for it as often as they like
+    document = encode_json(
+        make_openapi(ROUTES)
+    )  # once: strangers may ask for it as often as they like
 
     async def send_openapi(backend: Backend, call: Call) -> Reply:
         return Reply(document, headers={"Cache-Control": "max-age=60"})

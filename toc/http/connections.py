@@ -1,11 +1,11 @@
-"""Connections with bounds: uvicorn's h11 protocol, with deadlines for slow clients and limits for greedy ones.
+"""Connections with bounds: uvicorn's h11 protocol, with deadlines for slow clients, limits for greedy ones.
 
 uvicorn waits for ever for a request's head, and for a client that does not read its answer. Here each of both
 has a deadline, a head has a limited size, and if there are too many connections, the one that has been idle
 for longest is closed. So a client that is slow or silent costs nobody else anything.
 
-h11 reads one request of a connection at a time; the next one waits in its buffer until the answer to the first
-one is sent. The buffer is bounded here.
+h11 reads one request of a connection at a time; the next one waits in its buffer until the answer to the
+first one is sent. The buffer is bounded here.
 """
 
 from __future__ import annotations

@@ -67,8 +67,7 @@ class Endpoint:
             with self._open_call(caller):
                 async with asyncio.timeout(self._limits.call_s):
                     call = await self._read_call(request, request_id, caller, address)
-                    if self.route.audited is not None:
-                        place = await self._reserve_place()
+                    place = await self._reserve_place()
                     if not self.route.is_long_poll:
                         reply = await self.route.action(self._backend, call)
             if self.route.is_long_poll:
@@ -89,10 +88,8 @@ class Endpoint:
         finally:
             if place is not None and not place.filled:
                 self._end_unfilled(place, caller, address, request)
-        if place is not None and reply.is_worth_auditing:
-            self._record_reply(place, self._entry(caller, address, reply.outcome, request, reply))
-        elif place is not None:
-            place.release()
+        if place is not None:
+            self._record_reply(place, caller, address, request, reply)
         return document_response(reply, headers)
 
     # ---- who calls
@@ -121,11 +118,7 @@ class Endpoint:
 
     def _open_call(self, caller: Caller) -> AbstractContextManager[None]:
         """Counts a call while it runs. Raises TooManyCalls."""
-        return (
-            nullcontext()
-            if caller is _PUBLIC
-            else self._backend.access.limits.open_call(caller)
-        )
+        return nullcontext() if caller is _PUBLIC else self._backend.access.limits.open_call(caller)
 
     # ---- what is asked
 
@@ -153,8 +146,10 @@ class Endpoint:
 
     # ---- audit
 
-    async def _reserve_place(self) -> AuditPlace:
-        """A place in the audit. Raises HttpProblem when no place becomes free in time."""
+    async def _reserve_place(self) -> AuditPlace | None:
+        """A place in the audit; None: the call needs none. Raises HttpProblem when none becomes free in time."""
+        if self.route.audited is None:
+            return None
         audit, waited_s = self._backend.access.audit, 0.0
         while (place := audit.try_reserve()) is None:
             if waited_s >= self._limits.audit_wait_s:
@@ -163,9 +158,18 @@ class Endpoint:
             waited_s += _PLACE_WAIT_S
         return place
 
-    def _record_reply(self, place: AuditPlace, entry: AuditEntry) -> None:
-        """A call that changed nothing is recorded as a refused one: a token can send any number of them."""
-        if entry.rows_changed == 0:
+    def _record_reply(
+        self,
+        place: AuditPlace,
+        caller: Caller,
+        address: str | None,
+        request: Request,
+        reply: Reply,
+    ) -> None:
+        entry = self._entry(caller, address, reply.outcome, request, reply)
+        if not reply.is_worth_auditing:
+            place.release()
+        elif reply.rows_changed == 0:  # as a refused call: a token can send any number of them
             self._record_without_place(place, entry)
         else:
             place.record(entry)

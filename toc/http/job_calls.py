@@ -221,9 +221,11 @@ def _idempotency_key_of(call: Call) -> str | None:
         return None
     found = _IDEMPOTENCY_KEY.fullmatch(values[0]) if len(values) == 1 else None
     if found is None:
-        raise InvalidInput(
-            "Idempotency-Key", values[0], "must be 1 to 255 of the characters ! to ~ without '\"', given once; quotes may stand around all of them"
+        rule = (
+            "must be 1 to 255 of the characters ! to ~ without '\"', given once; quotes may stand around "
+            "all of them"
         )
+        raise InvalidInput("Idempotency-Key", values[0], rule)
     return found.group(1) or found.group(2)
 
 

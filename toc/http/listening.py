@@ -1,8 +1,8 @@
 """uvicorn's server with bounds on TLS handshakes and on open files.
 
-asyncio tells a protocol about a TLS connection only after the handshake, so `BoundedProtocol` cannot count the
-connections before: strangers could open as many as the process has file numbers. Here a connection first
-belongs to `TlsHandshake`, which has a deadline, and of which there is a limited number.
+asyncio tells a protocol about a TLS connection only after the handshake, so `BoundedProtocol` cannot count
+the connections before: strangers could open as many as the process has file numbers. Here a connection
+first belongs to `TlsHandshake`, which has a deadline, and of which there is a limited number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from toc.http.connections import HEAD_S_MAX
 log = logging.getLogger(__name__)
 
 HANDSHAKES_MAX = 200
-FILES_BESIDE = 200  # connections to databases and Redis, files, and handshakes have file numbers too
+FILES_BESIDE = (
+    200  # connections to databases and Redis, files, and handshakes have file numbers too
+)
 
 
 class TlsHandshake(asyncio.Protocol):
@@ -110,8 +112,8 @@ class BoundedServer(uvicorn.Server):
 def provide_file_numbers(connections_max: int) -> None:
     """Raises the process' soft limit of open files, if that is too low for so many connections.
 
-    Raises SettingsError if the hard limit is too low: then connections would fail that nobody limits, those to
-    the databases too.
+    Raises SettingsError if the hard limit is too low: then connections would fail that nobody limits, those
+    to the databases too.
     """
     try:
         import resource  # noqa: PLC0415 - not on Windows
