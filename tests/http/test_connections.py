@@ -236,7 +236,7 @@ def test_a_handshake_has_a_deadline(
     secure: tuple[WebServer, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, ca = secure
-    monkeypatch.setattr(listening.TlsHandshake, "handshake_s_max", 0.5)
+    monkeypatch.setattr(listening.TlsListener, "handshake_s_max", 0.5)
     with dial(server) as raw:
         raw.sendall(b"\x16\x03\x01")
         assert read_to_end(raw) == b""

@@ -147,7 +147,7 @@ class Endpoint:
     # ---- audit
 
     async def _reserve_place(self) -> AuditPlace | None:
-        """A place in the audit; None: the call needs none. Raises HttpProblem when none becomes free in time."""
+        """A place in the audit; None: none is needed. Raises HttpProblem if none becomes free in time."""
         if self.route.audited is None:
             return None
         audit, waited_s = self._backend.access.audit, 0.0

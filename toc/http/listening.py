@@ -2,17 +2,18 @@
 
 asyncio tells a protocol about a TLS connection only after the handshake, so `BoundedProtocol` cannot count
 the connections before: strangers could open as many as the process has file numbers. Here a connection
-first belongs to `TlsHandshake`, which has a deadline, and of which there is a limited number.
+first belongs to `TlsListener`, which bounds the handshakes and has a deadline for each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import sys
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import uvicorn
 
@@ -22,72 +23,73 @@ from toc.http.connections import HEAD_S_MAX
 log = logging.getLogger(__name__)
 
 HANDSHAKES_MAX = 200
+ACCEPT_RETRY_S = 1.0
 FILES_BESIDE = (
     200  # connections to databases and Redis, files, and handshakes have file numbers too
 )
 
 
-class TlsHandshake(asyncio.Protocol):
-    """A connection until its TLS handshake has ended. `others`: all of them, the oldest first."""
+class TlsListener:
+    """Accepts connections of one socket, and lets them shake hands. uvicorn stops it as it stops others."""
 
     handshake_s_max = HEAD_S_MAX
 
     def __init__(
         self,
+        listening: socket.socket,
         tls: ssl.SSLContext,
         make_protocol: Callable[[], asyncio.Protocol],
-        others: dict[TlsHandshake, None],
     ) -> None:
-        self._tls, self._make_protocol, self._others = tls, make_protocol, others
-        self._transport: asyncio.Transport
-        self._task: asyncio.Task[None] | None = None
+        listening.setblocking(False)
+        self._socket, self._tls, self._make_protocol = listening, tls, make_protocol
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._accepting = asyncio.get_running_loop().create_task(self._accept_all())
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.pause_reading()  # no byte of the handshake may come to this object
-        if len(self._others) >= HANDSHAKES_MAX:
-            next(iter(self._others)).end()
-        self._others[self] = None
-        self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+    def close(self) -> None:
+        """Accepts no more, and gives up the handshakes."""
+        self._accepting.cancel()
+        for task in list(self._handshakes):
+            task.cancel()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end()
+    async def wait_closed(self) -> None:
+        await asyncio.wait((self._accepting, *self._handshakes))
 
-    def end(self) -> None:
-        """Gives the connection up."""
-        self._others.pop(self, None)
-        self._transport.abort()
-        if self._task is not None:
-            self._task.cancel()
+    async def _accept_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+            except OSError as error:
+                log.warning("no connection can be accepted now: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = loop.create_task(self._shake_hands(connection))
+            self._handshakes[task] = None
+            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
-    async def _shake_hands(self) -> None:
-        loop, protocol = asyncio.get_running_loop(), self._make_protocol()
+    async def _shake_hands(self, connection: socket.socket) -> None:
         try:
-            transport = await loop.start_tls(
-                self._transport, protocol, self._tls,
-                server_side=True, ssl_handshake_timeout=self.handshake_s_max,
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._make_protocol, connection,
+                ssl=self._tls, ssl_handshake_timeout=self.handshake_s_max,
             )  # fmt: skip
-        except (OSError, ssl.SSLError, TimeoutError):
-            self._transport.abort()
-            return
-        finally:
-            self._others.pop(self, None)
-        if transport is None:  # the client has gone
-            self._transport.abort()
-            return
-        protocol.connection_made(transport)
+        except (OSError, TimeoutError):  # as ssl.SSLError; asyncio has closed the connection
+            connection.close()
 
 
 class BoundedServer(uvicorn.Server):
     """Serves sockets that are open already."""
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, but for the handshakes."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit("the app did not start")
         loop, config = asyncio.get_running_loop(), self.config
-        handshakes: dict[TlsHandshake, None] = {}
 
         def make_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]
@@ -97,15 +99,15 @@ class BoundedServer(uvicorn.Server):
                 _loop=loop,
             )
 
-        tls = config.ssl
-
-        def make_first_protocol() -> asyncio.Protocol:
-            return make_protocol() if tls is None else TlsHandshake(tls, make_protocol, handshakes)
-
-        self.servers = [
-            await loop.create_server(make_first_protocol, sock=each, backlog=config.backlog)  # type: ignore[call-overload]
-            for each in sockets or []
-        ]
+        servers: list[Any] = []
+        for each in sockets or []:
+            if config.ssl is not None:
+                servers.append(TlsListener(each, config.ssl, make_protocol))
+            else:
+                servers.append(
+                    await loop.create_server(make_protocol, sock=each, backlog=config.backlog)
+                )
+        self.servers = servers
         self.started = True
 
 
