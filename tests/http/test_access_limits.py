@@ -15,7 +15,7 @@ NOT_A_TOKEN = "toc_000000000000_" + "a" * 43
 
 @pytest.fixture
 def tight(small_library: Library) -> Iterator[WebWorld]:
-    limits = {"jobs_per_biz_id": 4, "failed_logins_per_min": 3}
+    limits = {"jobs_per_biz_id": 4, "failed_logins_per_min": 3, "refusals_per_min": 2}
     with WebWorld(small_library, limits=limits) as world:
         yield world
 
@@ -54,3 +54,48 @@ def test_wrong_tokens_shut_out_nobody_else(tight: WebWorld) -> None:
     codes = [tight.get("/v1/jobs/1", token=NOT_A_TOKEN).status_code for _ in range(5)]
     assert codes == [401, 401, 401, 429, 429]
     assert tight.get("/v1/jobs/1").status_code == 404  # a valid token from the same address
+
+
+def test_calls_that_change_nothing_cannot_fill_the_audit(tight: WebWorld) -> None:
+    token = tight.make_token()
+    for number in range(6):
+        assert (
+            tight.post("/v1/jobs", job(number, biz_type="no.such"), token=token).status_code == 422
+        )
+        answer = tight.post(f"/v1/jobs/{number + 1}:cancel", token=token)
+        assert answer.json()["answer"] == "unknown"
+    tight.schedule(1, token)
+    rows = [row for row in tight.audit() if row[0] == token.split("_")[1]]
+    assert [(row[3], row[6]) for row in rows] == [
+        ("jobs.schedule", "invalid_input"),
+        ("jobs.cancel", "unknown"),
+        ("jobs.schedule", "inserted"),
+    ]
+
+
+def test_a_large_payload_is_refused_before_its_schema_is_looked_at(tight: WebWorld) -> None:
+    tight.declare("checked", payload_schema={"properties": {"a": {"items": {"type": "string"}}}})
+    wrong = tight.post("/v1/jobs", job(1, biz_type="checked", payload={"a": [1]}))
+    assert "does not fit the schema" in wrong.json()["rule"]
+    large = tight.post("/v1/jobs", job(1, biz_type="checked", payload={"a": [1] * 100_000}))
+    assert large.status_code == 422
+    assert "bytes as JSON" in large.json()["rule"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", '"', '"k', 'k"', '""', 'k"k', "k k", "k\x7f", "k" * 256, "k\xe9"]
+)
+def test_an_idempotency_key_has_the_characters_that_the_document_names(
+    tight: WebWorld, key: str
+) -> None:
+    headers: Any = {"Idempotency-Key": key.encode("latin-1")}
+    refused = tight.post("/v1/jobs", job(1), headers=headers)
+    assert (refused.status_code, refused.json()["field"]) == (422, "Idempotency-Key")
+
+
+def test_quotes_around_an_idempotency_key_change_nothing(tight: WebWorld) -> None:
+    first, second = (
+        tight.post("/v1/jobs", job(1), headers={"Idempotency-Key": key}).json()["job_id"]
+        for key in ("k!~", '"k!~"')
+    )
+    assert first == second

@@ -53,7 +53,7 @@ def test_a_slow_database_holds_up_no_other_one_and_no_queue_grows(tmp_path: Path
 def test_without_the_extra_toc_works_and_says_what_is_missing() -> None:
     code = """
 import sys
-for name in ("starlette", "uvicorn", "httptools"):
+for name in ("starlette", "uvicorn", "h11"):
     sys.modules[name] = None
 import toc.http, toc.cli.dev, toc.cli.web
 from toc.errors import SettingsError

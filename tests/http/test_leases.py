@@ -22,6 +22,7 @@ from tests.http.served_world import (
     serve,
 )
 from tests.servers.endpoint import Endpoint
+from toc.http import lease_calls
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
@@ -158,6 +159,28 @@ def test_a_revoked_token_does_not_wait_any_more(
         revoke_token(settings, token)
         assert waiting.result() == []
         assert client.post("/v1/leases", json=NOW).status_code == 401
+
+
+def test_a_job_that_comes_after_a_token_was_revoked_is_given_back(
+    made: tuple[Settings, str],
+    server: WebServer,
+    client: httpx.Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_calls, "WATCH_S", 100.0)  # the job wakes the call, not the clock
+    settings, _ = made
+    token = make_token(settings)
+    with open_client(server.url, token) as revoked, ThreadPoolExecutor(1) as threads:
+        server.backend.access.refresh_now()
+        waiting = threads.submit(lease, revoked)
+        wait_for_waiters(server, 1)
+        revoke_token(settings, token)
+        server.backend.access.refresh_now()
+        job_id = schedule(client, "A-7")
+        assert waiting.result() == []
+        (job,) = lease(client)
+        assert (job["job_id"], job["attempt"]) == (job_id, 1)
+        assert settle(client, "finish", job) == "settled"
 
 
 def test_a_consumer_is_served_by_whichever_server_it_is_connected_to(

@@ -79,6 +79,15 @@ def test_a_body_that_does_not_come_ends_with_the_calls_deadline(server: WebServe
     assert b'"code":"deadline"' in answer
 
 
+def test_a_lease_call_whose_body_does_not_come_ends_too(server: WebServer) -> None:
+    with connect(server) as raw:
+        raw.sendall(
+            b"POST /v1/leases HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
+        assert raw.recv(65_536).startswith(b"HTTP/1.1 503")
+
+
 def test_an_endless_head_is_refused(server: WebServer) -> None:
     chunks = {
         HEAD: (b"X-B: " + b"y" * 2000 + b"\r\n") * 30,

@@ -173,6 +173,7 @@ OUTSIDE = {
     "httpx": ("toc/client/transport.py", "toc/webhooks/"),
     "starlette": ("toc/http/",),
     "uvicorn": ("toc/http/",),
+    "h11": ("toc/http/connections.py",),
     "pydantic_settings": ("toc/runtime/settings.py",),
 }
 

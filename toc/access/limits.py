@@ -73,7 +73,7 @@ class _Bucket:
 
 
 class CallLimits:
-    """Rates of calls and numbers of open long polls, by token and in all. Thread-safe."""
+    """Rates of calls, and numbers of open calls and long polls, by token and in all. Thread-safe."""
 
     def __init__(self, clock: Clock, limits: WebLimitSettings) -> None:
         self._clock, self._limits = clock, limits
@@ -82,6 +82,7 @@ class CallLimits:
         self._all = _Bucket(limits.calls_per_s_all, limits.burst_s, now_s)
         self._buckets: OrderedDict[str | None, _Bucket] = OrderedDict()
         self._open_polls: Counter[str | None] = Counter()
+        self._open_calls: Counter[str | None] = Counter()
 
     def cost_of(self, items: int) -> float:
         """The cost of a bulk of so many items: one call, and `item_cost` for each further item."""
@@ -107,6 +108,25 @@ class CallLimits:
                 0.0 if enough and enough_in_all else max(_RETRY_S_MIN, wait_s),
                 "calls_per_s_all" if enough else "calls_per_s",
             )
+
+    @contextmanager
+    def open_call(self, caller: Caller) -> Iterator[None]:
+        """A call that runs. Raises TooManyCalls.
+
+        Without this bound one token could take all connections with slow bodies, or all places of a database.
+        """
+        key = caller.token_id
+        with self._lock:
+            if self._open_calls[key] >= self._limits.open_calls_per_token:
+                raise TooManyCalls("open_calls_per_token", _RETRY_S_MIN)
+            self._open_calls[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open_calls[key] -= 1
+                if not self._open_calls[key]:
+                    del self._open_calls[key]
 
     @contextmanager
     def long_poll(self, caller: Caller) -> Iterator[None]:

@@ -7,11 +7,14 @@ import logging
 from toc.cli.common_options import serving_command
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
+from toc.cli.stop_limit import limit_stop
 from toc.cli.stop_request import StopRequest
 from toc.http import import_web_module
 from toc.runtime.settings import load_settings
 
 log = logging.getLogger(__name__)
+
+STOP_S_MAX = 30.0  # above the time that the calls, the audit and the leases may take together
 
 
 @serving_command
@@ -22,7 +25,7 @@ def run_web(output: Output) -> int:
     create` makes tokens. On an address of a network it needs TLS (web.tls_cert), or web.public_without_tls.
 
     The first SIGTERM or SIGINT stops it in good order: it takes no new calls, and those that run may end.
-    Exits 0 after a clean stop, 1 when calls were cut off. Needs toc[web].
+    After 30 s it ends in any case. Exits 0 after a clean stop, 1 when calls were cut off. Needs toc[web].
     """
     del output
     serve = import_web_module("toc.http.serve")
@@ -32,6 +35,7 @@ def run_web(output: Output) -> int:
             server.start()
             stop.wait_for_stop()
             log.info("stopping")
+            limit_stop(STOP_S_MAX, NO)
         finally:
             clean = server.stop()
     return OK if clean else NO

@@ -9,7 +9,7 @@
     job_calls, job_verbs, lease_calls, type_calls   the actions
     models, problems, strict_json, wire_times   documents, errors, JSON and times of HTTP
     openapi        the OpenAPI document, made from the table and the models
-    serve, connections                      `toc web`: uvicorn with bounds
+    serve, listening, connections           `toc web`: uvicorn with bounds
 
 Needs the extra toc[web]. Importing this package imports no part of the extra.
 """

@@ -20,7 +20,7 @@ from toc.http.endpoint import Endpoint
 from toc.http.front_door import REQUEST_ID, FrontDoor
 from toc.http.openapi import make_openapi
 from toc.http.problems import HttpProblem
-from toc.http.responses import problem_response
+from toc.http.responses import encode_json, problem_response
 from toc.http.routes import ROUTES
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings, load_settings
@@ -36,7 +36,9 @@ def make_app(settings: Settings | None = None, *, clock: Clock | None = None) ->
     audit at the end. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
-    document = make_openapi(ROUTES)
+    document = encode_json(
+        make_openapi(ROUTES)
+    )  # once: strangers may ask for it as often as they like
 
     async def send_openapi(backend: Backend, call: Call) -> Reply:
         return Reply(document, headers={"Cache-Control": "max-age=60"})

@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a call.
+    """The answer to a call. document: bytes are JSON already.
 
     outcome, target, rows_changed: for the audit. is_worth_auditing: False: it changed nothing.
     """

@@ -1,8 +1,11 @@
-"""Connections with bounds: uvicorn's protocol, with deadlines for slow clients and a limit for idle ones.
+"""Connections with bounds: uvicorn's h11 protocol, with deadlines for slow clients, limits for greedy ones.
 
 uvicorn waits for ever for a request's head, and for a client that does not read its answer. Here each of both
 has a deadline, a head has a limited size, and if there are too many connections, the one that has been idle
 for longest is closed. So a client that is slow or silent costs nobody else anything.
+
+h11 reads one request of a connection at a time; the next one waits in its buffer until the answer to the
+first one is sent. The buffer is bounded here.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from toc.runtime.settings import Settings
 
@@ -18,10 +22,13 @@ HEAD_S_MAX = (
     10.0  # from the connection, or the first byte of a further request, to the end of the head
 )
 HEAD_BYTES_MAX = 32_768
+PART_BYTES = 16_384
+"""h11 checks the size of a head only while the head is incomplete: a larger part could hold all of it."""
+AHEAD_BYTES_MAX = 65_536  # of further requests that wait for the answer to the first one
 KEEP_ALIVE_S = 30
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(H11Protocol):
     """One connection. `make_protocol` sets the limits."""
 
     connections_max = 2000
@@ -31,8 +38,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._has_head = False
         self.since_s = self.loop.time()
 
     @property
@@ -55,44 +60,59 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.is_idle and self._deadline is None:
             self._set_deadline(self.head_s_max)
-        if self.is_idle and not self._has_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        # A head that is not complete is in the parser's own buffer.
-        if self.is_idle and not self._has_head and self._head_bytes > 2 * HEAD_BYTES_MAX:
-            self.transport.abort()
+        for start in range(0, len(data), PART_BYTES):
+            if self.transport.is_closing():
+                return
+            super().data_received(data[start : start + PART_BYTES])
+            # h11 holds what follows a request that is not answered yet.
+            if self._waits_with_a_request() and self._bytes_ahead() > AHEAD_BYTES_MAX:
+                self.transport.abort()
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes, self._has_head = 0, False
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._has_head = True
-        self._set_deadline(self.request_s_max)
-        super().on_headers_complete()
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before and not self.is_idle:
+            self._set_deadline(self.request_s_max)
 
     def on_response_complete(self) -> None:
         self.since_s = self.loop.time()
-        self._has_head, self._head_bytes = False, 0
         self._cancel_deadline()
+        # The client may read the answer slowly, or send the rest of a body that nobody reads, so long.
+        if self.transport.is_closing() or self.conn.their_state is h11.SEND_BODY:
+            self._set_deadline(self.head_s_max)
         super().on_response_complete()
-        if not self.is_idle:  # the next request had come already
-            self._set_deadline(self.request_s_max)
+
+    def shutdown(self) -> None:
+        """The server stops: closes the connection, after the answer that is being made."""
+        if self.is_idle:
+            self._set_deadline(self.head_s_max)  # for a client that does not read its last answer
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.transport.abort()  # close() would wait until the client has read its answer
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no proper request; nothing if the answer to a request has begun."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the app must not write into this connection any more
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        super().send_400_response(msg)
+        self._set_deadline(self.head_s_max)
 
     # ---- inside
 
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > 2 * HEAD_BYTES_MAX:
-            raise ValueError("the head is too long")  # the parser answers with 400
+    def _waits_with_a_request(self) -> bool:
+        state = self.conn.their_state
+        return not self.is_idle and state not in (h11.SEND_BODY, h11.IDLE)
+
+    def _bytes_ahead(self) -> int:
+        ahead, _ = self.conn.trailing_data
+        return len(ahead)
 
     def _set_deadline(self, seconds: float) -> None:
         self._cancel_deadline()

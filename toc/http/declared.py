@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller, Scope
+from toc.domain.argument_checks import encode_attribute
 from toc.domain.declared_type import DeclaredType, check_payload
 from toc.errors import InvalidInput
 from toc.http.problems import HttpProblem
@@ -28,8 +29,13 @@ def require_type(backend: Backend, caller: Caller, scope: Scope, biz_type: str) 
     return declared
 
 
-def check_payload_of(declared: DeclaredType, payload: dict[str, Any] | None) -> None:
-    """Raises InvalidInput for a payload that does not fit the schema of its type."""
+def check_payload_of(
+    declared: DeclaredType, payload: dict[str, Any] | None, bytes_max: int
+) -> None:
+    """Raises InvalidInput for a payload that is too large, or does not fit the schema of its type."""
+    if declared.payload_schema is not None:
+        # First: the time of a check grows with the size, and the event loop waits for it.
+        encode_attribute(payload, bytes_max)
     check_payload(declared, payload, field="payload")
 
 

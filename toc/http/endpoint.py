@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 
 from pydantic import BaseModel
@@ -21,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from toc.access.audit import AuditEntry, AuditPlace
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import LimitState
-from toc.errors import TocError
+from toc.errors import TocError, Unauthenticated
 from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
@@ -62,11 +63,13 @@ class Endpoint:
             caller = self._identify(request, address)
             self._require_scope(caller)
             headers = _limit_headers(self._take(caller, 1.0))
-            limit_s = None if self.route.is_long_poll else self._limits.call_s
-            async with asyncio.timeout(limit_s):
-                call = await self._read_call(request, request_id, caller, address)
-                if self.route.audited is not None:
+            with self._open_call(caller):
+                async with asyncio.timeout(self._limits.call_s):
+                    call = await self._read_call(request, request_id, caller, address)
                     place = await self._reserve_place()
+                    if not self.route.is_long_poll:
+                        reply = await self.route.action(self._backend, call)
+            if self.route.is_long_poll:
                 reply = await self.route.action(self._backend, call)
         except (HttpProblem, TocError, TimeoutError) as error:
             problem = problem_of(error)
@@ -84,10 +87,8 @@ class Endpoint:
         finally:
             if place is not None and not place.filled:
                 self._end_unfilled(place, caller, address, request)
-        if place is not None and reply.is_worth_auditing:
-            place.record(self._entry(caller, address, reply.outcome, request, reply))
-        elif place is not None:
-            place.release()
+        if place is not None:
+            self._record_reply(place, caller, address, request, reply)
         return document_response(reply, headers)
 
     # ---- who calls
@@ -114,6 +115,10 @@ class Endpoint:
         state.raise_if_refused()
         return state
 
+    def _open_call(self, caller: Caller) -> AbstractContextManager[None]:
+        """Counts a call while it runs. Raises TooManyCalls."""
+        return nullcontext() if caller is _PUBLIC else self._backend.access.limits.open_call(caller)
+
     # ---- what is asked
 
     async def _read_call(
@@ -124,6 +129,8 @@ class Endpoint:
         body: BaseModel | None = None
         if route.bodies:
             body = await read_body(request, route.bodies, self._limits, needed=route.needs_body)
+            if not self._backend.access.authenticator.is_still_valid(caller):
+                raise Unauthenticated("the token was revoked while the body came")
             items = len(getattr(body, "jobs", getattr(body, "items", ())))
             if items > self._limits.bulk:
                 raise HttpProblem(
@@ -138,8 +145,10 @@ class Endpoint:
 
     # ---- audit
 
-    async def _reserve_place(self) -> AuditPlace:
-        """A place in the audit. Raises HttpProblem when no place becomes free in time."""
+    async def _reserve_place(self) -> AuditPlace | None:
+        """A place in the audit; None: none is needed. Raises HttpProblem if none becomes free in time."""
+        if self.route.audited is None:
+            return None
         audit, waited_s = self._backend.access.audit, 0.0
         while (place := audit.try_reserve()) is None:
             if waited_s >= self._limits.audit_wait_s:
@@ -147,6 +156,26 @@ class Endpoint:
             await asyncio.sleep(_PLACE_WAIT_S)
             waited_s += _PLACE_WAIT_S
         return place
+
+    def _record_reply(
+        self,
+        place: AuditPlace,
+        caller: Caller,
+        address: str | None,
+        request: Request,
+        reply: Reply,
+    ) -> None:
+        entry = self._entry(caller, address, reply.outcome, request, reply)
+        if not reply.is_worth_auditing:
+            place.release()
+        elif reply.rows_changed == 0:  # as a refused call: a token can send any number of them
+            self._record_without_place(place, entry)
+        else:
+            place.record(entry)
+
+    def _record_without_place(self, place: AuditPlace, entry: AuditEntry) -> None:
+        place.release()
+        self._backend.access.audit.record_refused(entry)
 
     def _record_problem(
         self,
@@ -157,9 +186,12 @@ class Endpoint:
         request: Request,
     ) -> None:
         entry = self._entry(caller, address, problem.code, request, None)
-        if place is not None:
+        is_refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR  # it changed nothing
+        if place is not None and is_refused:
+            self._record_without_place(place, entry)
+        elif place is not None:
             place.record(entry)
-        elif self.route.scope is not None and problem.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif self.route.scope is not None and is_refused:
             self._backend.access.audit.record_refused(entry)
 
     def _end_unfilled(

@@ -1,4 +1,4 @@
-"""The outermost part of the app: checks the Host of each request, and gives it an id.
+"""The outermost part of the app: checks the head of each request, and gives it an id.
 
 Without the check of Host, a web page could make a browser on the server's machine or network call toc under a
 name of the page's own (DNS rebinding).
@@ -19,6 +19,7 @@ from toc.http.problems import HttpProblem
 from toc.http.responses import problem_response
 
 REQUEST_ID = "toc.request_id"
+HEADERS_MAX = 100
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
 _NO_SNIFF, _NO_STORE = (b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")
@@ -54,16 +55,38 @@ class FrontDoor:
                     answered.append(_NO_STORE)
             await send(message)
 
-        if not self._accepts(headers.getlist("host")):
-            problem = HttpProblem(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                "wrong_host",
-                "the header Host must name this server (web.hosts)",
-                headers={"Connection": "close"},
-            )
+        problem = self._find_problem(headers)
+        if problem is not None:
             await problem_response(problem, request_id)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
+
+    def _find_problem(self, headers: Headers) -> HttpProblem | None:
+        """Why a request is refused before anything else of it is looked at; None: it is not."""
+        # What follows such a request is not read: client, proxy and server may differ about where it ends.
+        close = {"Connection": "close"}
+        if len(headers.raw) > HEADERS_MAX:
+            return HttpProblem(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "too_many_headers",
+                f"a request may have at most {HEADERS_MAX} headers",
+                headers=close,
+            )
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return HttpProblem(
+                HTTPStatus.BAD_REQUEST,
+                "ambiguous_length",
+                "a request must not have both Transfer-Encoding and Content-Length",
+                headers=close,
+            )
+        if not self._accepts(headers.getlist("host")):
+            return HttpProblem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "wrong_host",
+                "the header Host must name this server (web.hosts)",
+                headers=close,
+            )
+        return None
 
     def _accepts(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:

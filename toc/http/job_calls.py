@@ -42,7 +42,7 @@ from toc.store.jobs import OnDuplicate
 
 IDEMPOTENT = "idem:"
 """How keys begin that are made from the header Idempotency-Key. No key of a caller may begin so."""
-_IDEMPOTENCY_KEY = re.compile(r'"?([!#-~]{1,255})"?', re.ASCII)
+_IDEMPOTENCY_KEY = re.compile(r'"([!#-~]{1,255})"|([!#-~]{1,255})', re.ASCII)
 _NAMES = {"attribute": "payload", "dedup_key": "key"}
 
 
@@ -107,6 +107,7 @@ async def _schedule_bulk(
     results: list[Scheduled | Exception] = [NotFound("not tried")] * len(jobs)
     groups: dict[tuple[int, OnDuplicate], list[tuple[int, JobSpec]]] = defaultdict(list)
     for position, job in enumerate(jobs):
+        await asyncio.sleep(0)  # other calls go on: schemas make a check slow
         try:
             own_key = None if key is None else f"{key}\n{position}"
             wanted, rule = _check_job(backend, call.caller, job, own_key)
@@ -185,7 +186,7 @@ def _check_job(
 ) -> tuple[JobSpec, OnDuplicate]:
     """The job for `schedule`, with its rule for a held key. Raises InvalidInput, HttpProblem (403)."""
     declared = require_type(backend, caller, "schedule", job.biz_type)
-    check_payload_of(declared, job.payload)
+    check_payload_of(declared, job.payload, backend.settings.limits.attribute_bytes)
     key, rule = job.key, job.on_duplicate
     if key is not None and key.startswith(IDEMPOTENT):
         raise InvalidInput("key", key, f"must not begin with {IDEMPOTENT!r}")
@@ -220,10 +221,12 @@ def _idempotency_key_of(call: Call) -> str | None:
         return None
     found = _IDEMPOTENCY_KEY.fullmatch(values[0]) if len(values) == 1 else None
     if found is None:
-        raise InvalidInput(
-            "Idempotency-Key", values[0], "must be 1 to 255 printable ASCII characters, given once"
+        rule = (
+            "must be 1 to 255 of the characters ! to ~ without '\"', given once; quotes may stand around "
+            "all of them"
         )
-    return found.group(1)
+        raise InvalidInput("Idempotency-Key", values[0], rule)
+    return found.group(1) or found.group(2)
 
 
 # ---- reads

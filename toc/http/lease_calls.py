@@ -42,6 +42,9 @@ async def lease_jobs(backend: Backend, call: Call) -> Reply:
     if await _is_gone(call.request):
         server.give_back(jobs)
         raise ClientDisconnect
+    if not backend.access.authenticator.is_still_valid(call.caller):  # revoked during the wait
+        server.give_back(jobs)
+        jobs = []
     return Reply(
         {"leases": [_lease_document(job) for job in jobs]},
         target=",".join(body.types),
@@ -64,7 +67,7 @@ async def _wait_unless_gone(
             if gone.done() and not waiting.done():
                 raise ClientDisconnect
             if not backend.access.authenticator.is_still_valid(call.caller):
-                break
+                break  # the caller of this function decides about jobs that have just come
         if not waiting.done():
             return []
         return waiting.result()

@@ -14,12 +14,18 @@ from toc.http.problems import MEDIA_TYPE, HttpProblem
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+def encode_json(document: Any) -> bytes:
+    """A document as the server sends it."""
+    return _JSON.encode(document).encode()
+
+
 def document_response(reply: Reply, headers: Mapping[str, str]) -> Response:
     """The response of a reply."""
     if reply.document is None:
         return Response(status_code=reply.status, headers={**headers, **reply.headers})
+    content = reply.document
     return Response(
-        _JSON.encode(reply.document),
+        content if isinstance(content, bytes) else encode_json(content),
         reply.status,
         {**headers, **reply.headers},
         "application/json",

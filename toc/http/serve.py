@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 from toc.errors import AccessUnavailable, SettingsError
 from toc.http.app import make_app
 from toc.http.backend import Backend
-from toc.http.connections import KEEP_ALIVE_S, make_protocol
+from toc.http.connections import HEAD_BYTES_MAX, KEEP_ALIVE_S, make_protocol
+from toc.http.listening import BoundedServer, provide_file_numbers
 from toc.runtime.settings import Settings
 from toc.runtime.web_settings import WebSettings
 
@@ -31,13 +32,14 @@ class WebServer:
     def __init__(self, settings: Settings) -> None:
         web = settings.web
         check_listening(web)
+        provide_file_numbers(web.limits.connections_max)
         self._socket = _listen(web)
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if web.tls_cert is None else "https"
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{scheme}://{shown}:{port}"
         self.app: Starlette = make_app(settings)
-        self._server = uvicorn.Server(_make_config(self.app, settings))
+        self._server = BoundedServer(_make_config(self.app, settings))
         self._thread = threading.Thread(target=self._serve, name="toc-web", daemon=True)
         self._is_started = threading.Event()
         self._failure: BaseException | None = None
@@ -124,10 +126,11 @@ def _make_config(app: Starlette, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=make_protocol(settings),
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # its warnings are about strangers' requests, and unlimited
         access_log=False,
         server_header=False,
         proxy_headers=bool(web.trusted_proxies),

@@ -41,6 +41,13 @@ class WebLimitSettings(_SettingGroup):
     item_cost: float = Field(
         0.05, ge=0, le=1, description="what an item of a bulk costs, in calls of one job"
     )
+    open_calls_per_token: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="calls of one token at once, from their head to their answer, at most (429); waiting for "
+        "jobs does not count",
+    )
     long_polls: int = Field(1000, ge=1, le=100_000, description="open long polls, at most")
     long_polls_per_token: int = Field(
         200, ge=1, le=100_000, description="open long polls of one token, at most"
