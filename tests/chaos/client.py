@@ -176,9 +176,9 @@ class PullClerk(Clerk):
         rng, calls = self._rng, self._calls
         biz_id, action_ms = next(self._biz), round(calls.now() + rng.uniform(300, 5000))
         draw = rng.random()
-        if draw < 0.01:
+        if draw < 0.02:
             calls.schedule(biz_id, PULL_LATE, action_ms, {"late": rng.uniform(1, 2)})
-        elif draw < 0.02:
+        elif draw < 0.03:
             calls.schedule(biz_id, PULL_LONG, action_ms, {"leases": rng.uniform(0.5, 2)})
         elif draw < 0.10:
             jobs = [(next(self._biz), action_ms + 50 * n) for n in range(PULL_BULK)]

@@ -34,7 +34,7 @@ from tests.chaos.plan import (
 from toc.runtime.process_info import process_name
 from toc.testing import Ended, Journal, Started
 
-THREADS = {PULL: 2, PULL_LONG: 3, PULL_LATE: 4}
+THREADS = {PULL: 2, PULL_LONG: 3, PULL_LATE: 6}
 LEASE_MAX = {PULL: 20, PULL_LONG: 1, PULL_LATE: 1}
 WAIT_PART, ANSWER_PART, SETTLE_PART = 0.25, 0.5, 0.125  # of a lease
 RETRY_S = 0.1

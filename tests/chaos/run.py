@@ -101,11 +101,11 @@ class Nemesis:
     def _do(self, together: Sequence[Fault]) -> None:
         world, rng = self._world, self._rng
         worker, client = rng.choice(world.workers), rng.choice(world.clients)
+        chances = [chance(rng.getrandbits(64)) for _ in together]
         web, consumer = rng.choice(world.webs), rng.choice(world.consumers)
         threads = []
         began_ms = wall_ms()
-        for one in together:
-            own = chance(rng.getrandbits(64))
+        for one, own in zip(together, chances, strict=True):
             act = Act(world, own, worker, client, web, consumer)
             threads.append(threading.Thread(target=self._one, args=(one, act, began_ms)))
         say(f"{time.strftime('%H:%M:%S')} {' and '.join(one.name for one in together)}")
