@@ -32,11 +32,14 @@ from tests.chaos.plan import (
     true_clock,
 )
 from toc.runtime.process_info import process_name
-from toc.testing import Ended, Journal, Started
+from toc.testing import Ended, Journal, LeaseUnanswered, Started
 
 THREADS = {PULL: 2, PULL_LONG: 3, PULL_LATE: 6}
 LEASE_MAX = {PULL: 20, PULL_LONG: 1, PULL_LATE: 1}
-WAIT_PART, ANSWER_PART, SETTLE_PART = 0.25, 0.5, 0.125  # of a lease
+# Parts of a lease. ANSWER: a job starts only if its lease was asked for so recently. HOLD: a run ends without
+# an extension for so long.
+WAIT_PART, ANSWER_PART, HOLD_PART = 0.25, 0.5, 0.55
+EXTEND_PART, SETTLE_PART = 0.15, 0.25
 RETRY_S = 0.1
 MAY_PASS = (429, 503)
 
@@ -64,32 +67,36 @@ class Consumer:
     def run(self) -> None:
         while not self._ended.is_set():
             asked_s = time.monotonic()
+            asked_ms = self._now()
             leases = self._lease()
-            if not leases:
-                continue
-            if time.monotonic() - asked_s > self._lease_s * ANSWER_PART:
-                self._settle("release", leases, asked_s)
-            else:
+            if leases and time.monotonic() - asked_s <= self._lease_s * ANSWER_PART:
                 self._work(leases, asked_s)
+            elif leases is None or leases:
+                self._journal.write(LeaseUnanswered(self._type, asked_ms, self._now()))
+                if leases:
+                    self._settle("release", leases)
+                else:
+                    self._ended.wait(RETRY_S)
 
     # ---- calls
 
-    def _lease(self) -> list[Lease]:
+    def _lease(self) -> list[Lease] | None:
         """None if the call failed: the server may have leased jobs to nobody."""
         wait_s = self._lease_s * WAIT_PART
         document = {
             "types": [self._type], "max": LEASE_MAX[self._type], "wait_s": wait_s,
             "lease_s": self._lease_s,
         }  # fmt: skip
-        found = self._post(self._rng.choice(self._urls), "/v1/leases", document, 2 * wait_s)
+        limit_s = wait_s + self._lease_s
+        found = self._post(self._rng.choice(self._urls), "/v1/leases", document, limit_s)
         if found is None:
-            self._ended.wait(RETRY_S)
-            return []
+            return None
         leases: list[Lease] = found["leases"]
         return leases
 
-    def _settle(self, verb: str, leases: list[Lease], asked_s: float, **facts: Any) -> None:
-        """Tries, at each replica in turn, until all leases are settled, or over."""
+    def _settle(self, verb: str, leases: list[Lease], **facts: Any) -> None:
+        """Tries, at each replica in turn, until all leases are settled, or certainly over."""
+        began_s = time.monotonic()
         self._rng.shuffle(self._urls)
         left = [{"job_id": it["job_id"], "token": it["token"], **facts} for it in leases]
         tries = 0
@@ -105,12 +112,12 @@ class Consumer:
                 left = [it for it in left if it["job_id"] in unsettled]
             tries += 1
             if left:
-                if time.monotonic() - asked_s > 2 * self._lease_s:
+                if time.monotonic() - began_s > 2 * self._lease_s:
                     return
                 time.sleep(RETRY_S)
 
-    def _extend(self, lease: Lease) -> bool:
-        """False: the lease is lost. A call that fails is no loss: the next one may succeed."""
+    def _extend(self, lease: Lease) -> str:
+        """The outcome; "unavailable": the next call may succeed."""
         document = {
             "items": [
                 {"job_id": lease["job_id"], "token": lease["token"], "lease_s": self._lease_s}
@@ -118,7 +125,7 @@ class Consumer:
         }
         url = self._rng.choice(self._urls)
         found = self._post(url, "/v1/leases:extend", document, self._lease_s * SETTLE_PART)
-        return found is None or found["results"][0]["outcome"] in ("extended", "unavailable")
+        return "unavailable" if found is None else str(found["results"][0]["outcome"])
 
     def _post(
         self, url: str, path: str, document: dict[str, Any], limit_s: float
@@ -166,26 +173,36 @@ class Consumer:
             )
             (failed if has_failed else done).append(lease)
         if done:
-            self._settle("finish", done, asked_s)
+            self._settle("finish", done)
         if failed:
-            self._settle("fail", failed, asked_s, reason="as planned")
+            self._settle("fail", failed, reason="as planned")
 
     def _act(self, lease: Lease, asked_s: float) -> bool:
         """Does what the payload says; whether the attempt failed."""
         wants, attempt = lease["payload"], lease["attempt"]
         if "leases" in wants:  # longer than a lease, extended meanwhile
-            end_s = asked_s + wants["leases"] * self._lease_s
-            while time.monotonic() < end_s:
-                time.sleep(min(self._lease_s / 4, max(0.0, end_s - time.monotonic())))
-                if not self._extend(lease):
-                    return True
-        elif "late" in wants:
+            return not self._hold(lease, asked_s, asked_s + wants["leases"] * self._lease_s)
+        if "late" in wants:
             if attempt == 1:  # past its lease, without an extension: its settlement comes too late
                 time.sleep(wants["late"] * self._lease_s)
                 return False
             time.sleep(self._lease_s / 4)  # meanwhile the first one may try to settle
             return bool(attempt <= FENCED_ATTEMPTS)
         return bool(attempt <= wants.get("fail", 0))
+
+    def _hold(self, lease: Lease, asked_s: float, end_s: float) -> bool:
+        """Extends the lease until `end_s`. False: it is lost, or soon over without an extension."""
+        while (now_s := time.monotonic()) < end_s:
+            time.sleep(max(0.0, min(self._lease_s * EXTEND_PART, end_s - now_s)))
+            extended_s = time.monotonic()
+            outcome = self._extend(lease)
+            if outcome == "extended":
+                asked_s = extended_s
+            elif outcome != "unavailable":
+                return False
+            if time.monotonic() - asked_s > self._lease_s * HOLD_PART:
+                return False
+        return True
 
 
 def guarded(act: Callable[[], None]) -> Callable[[], None]:
