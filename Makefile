@@ -18,7 +18,7 @@ help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(SETUP)  ## make .venv: toc, editable, and what the demo needs (100 MB)
+setup: $(SETUP)  ## make .venv: toc, editable, and what the demo needs (120 MB)
 
 .PHONY: setup-all
 setup-all: $(SETUP_ALL)  ## the same with Spark and the tools for tests (1 GB); lint and test do it themselves
@@ -143,8 +143,8 @@ $(AUDIT)/setup.stamp: requirements-audit.lock
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into the files requirements….lock (needs uv)
-	$(compile) pyproject.toml --extra embedded --extra reconcile --group dev $(ARGS) --output-file requirements-all.lock
-	$(compile) pyproject.toml --extra embedded --constraints requirements-all.lock --output-file requirements.lock
+	$(compile) pyproject.toml --extra embedded --extra web --extra client --extra reconcile --group dev $(ARGS) --output-file requirements-all.lock
+	$(compile) pyproject.toml --extra embedded --extra web --extra client --constraints requirements-all.lock --output-file requirements.lock
 	$(compile) --group build --constraints requirements-all.lock --output-file requirements-build.lock
 	$(compile) --group audit $(ARGS) --output-file requirements-audit.lock
 	@! grep -n '://' requirements*.lock
