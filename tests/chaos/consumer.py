@@ -34,7 +34,7 @@ from tests.chaos.plan import (
 from toc.runtime.process_info import process_name
 from toc.testing import Ended, Journal, LeaseUnanswered, Started
 
-THREADS = {PULL: 2, PULL_LONG: 3, PULL_LATE: 6}
+THREADS = {PULL_LONG: 3, PULL_LATE: 6}
 LEASE_MAX = {PULL: 20, PULL_LONG: 1, PULL_LATE: 1}
 # Parts of a lease. ANSWER: a job starts only if its lease was asked for so recently. HOLD: a run ends without
 # an extension for so long.
@@ -231,7 +231,7 @@ def main(plan: dict[str, Any]) -> int:
                 Consumer(plan, name, journal, chance(f"{plan['seed']}:{name}:{n}"), ended).run
             )
         )
-        for name, count in THREADS.items()
+        for name, count in ({PULL: plan["waiters"]} | THREADS).items()
         for n in range(count)
     ]
     for thread in threads:

@@ -24,7 +24,7 @@ class Scale:
     """A long run's or a short one's times in seconds, and rates per client and second.
 
     timeout_s: of all types but LENGTHY. hold_s: how long most faults last, from … to. calm_s: between two
-    faults. rest: this part of a fault's own rest.
+    faults. rest: this part of a fault's own rest. waiters: threads of a consumer for quick jobs.
     """
 
     timeout_s: float
@@ -37,6 +37,7 @@ class Scale:
     session_s: int
     horizon_s: float
     slack_s: float
+    waiters: int = 2
 
     @property
     def timeouts_s(self) -> dict[str, float]:

@@ -265,7 +265,11 @@ class World:
         ]
         self.consumers = [
             self._host(
-                f"consumer-{n}", "tests.chaos.consumer", token=token, lease_s=self.scale.lease_s
+                f"consumer-{n}",
+                "tests.chaos.consumer",
+                token=token,
+                lease_s=self.scale.lease_s,
+                waiters=self.scale.waiters,
             )
             for n in range(1, CONSUMERS + 1)
         ]
