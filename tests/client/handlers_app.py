@@ -14,10 +14,10 @@ FOLDER = Path(os.environ.get("TOC_TEST_FOLDER", "."))
 
 @toc.handler("client.hangs", timeout=600)
 def hang(job: toc.Job) -> None:
-    """The first process that runs a job hangs; any later one ends it."""
+    """The first process that runs a job hangs; any other one ends it."""
     started = FOLDER / f"started-{job.biz_id}"
-    if not started.exists():
-        started.write_text(str(job.attempts))
+    if not started.exists() or started.read_text() == str(os.getpid()):
+        started.write_text(str(os.getpid()))
         time.sleep(600)
     (FOLDER / f"done-{job.biz_id}").write_text(str(job.attempts))
 

@@ -25,14 +25,15 @@ from tests.servers.endpoint import Endpoint
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
-WAIT = {"types": ["pull.a"], "max": 10, "wait_s": 60}
+# Longer than a test may take: a wait that is not ended fails its test.
+WAIT = {"types": ["pull.a"], "max": 10, "wait_s": 600}
 NOW = {"types": ["pull.a"], "max": 10, "wait_s": 0}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, redis_server: Endpoint) -> tuple[Settings, str]:
     folder: Path = tmp_path_factory.mktemp("leases")
-    settings = make_settings(folder, redis_server.url)
+    settings = make_settings(folder, redis_server.url, leases={"wait_s_max": 600})
     declare_type(settings, "pull.a", mode="pull", timeout_s=60, retry=[0.1])
     declare_type(settings, "run.b")
     return settings, make_token(settings)
@@ -202,7 +203,7 @@ def test_another_tenant_gets_no_job_and_settles_none(
         ({"types": ["run.b"]}, "types"),
         ({"types": ["no.such"]}, "biz_type"),
         ({"types": ["pull.a"], "max": 101}, "max"),
-        ({"types": ["pull.a"], "wait_s": 61}, "wait_s"),
+        ({"types": ["pull.a"], "wait_s": 601}, "wait_s"),
         ({"types": ["pull.a"], "lease_s": 61}, "lease_s"),
         ({"types": ["pull.a"], "lease_s": 0.5}, "lease_s"),
         ({"types": ["pull.a"], "wait_s": -1}, "wait_s"),

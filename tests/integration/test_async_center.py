@@ -302,3 +302,34 @@ def test_a_database_that_fails_fails_its_own_jobs_only(
     answers = asyncio.run(schedule_all())
     assert [isinstance(answer, StoreUnavailable) for answer in answers] == [i == 1 for i in home_of]
     assert two.library.count() == home_of.count(0)
+
+
+def test_schedule_each_gives_each_job_its_own_result(
+    two: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A held key and a database that is away cost only their own jobs."""
+    library = two.center._open_connections().jobs
+    insert = library.insert
+    held = two.center.schedule(4, MINUTE, dedup_key="k")
+    away = two.library.home(two.center.schedule(1, MINUTE)).index
+    home_of = [two.settings.routing.database_index(routing_hash_of(n) % 4) for n in range(20)]
+
+    def fail_database(jobs: Any, on_duplicate: Any, **options: Any) -> Any:
+        if two.library.home(jobs[0].job_id).index == away:
+            raise StoreUnavailable(away, OSError("away"))
+        return insert(jobs, on_duplicate, **options)
+
+    monkeypatch.setattr(library, "insert", fail_database)
+    jobs: list[Any] = [{"biz_id": n, "action_time": MINUTE, "dedup_key": "k"} for n in range(20)]
+    results = two.center.schedule_each(jobs, on_duplicate="error")
+    for n, result in enumerate(results):
+        if home_of[n] == away:
+            assert isinstance(result, StoreUnavailable)
+        elif n == 4:
+            assert isinstance(result, DuplicateJob)
+            assert result.job_id == held
+        else:
+            assert not isinstance(result, Exception)
+            assert result.created
+    with pytest.raises(InvalidInput, match=r"jobs\[1\]"):
+        two.center.schedule_each([*jobs[:1], {"biz_id": -1, "action_time": MINUTE}])

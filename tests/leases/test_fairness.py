@@ -221,6 +221,9 @@ def test_a_settling_call_with_a_wrong_value_is_refused(rig: LeaseRig) -> None:
         (LeaseItem(1 << 40, "t" * 97), "token"),
         (LeaseItem(1 << 40, "t", reason="x" * 1001), "reason"),
         (LeaseItem(1 << 40, "t", retry_after_s=-1), "retry_after_s"),
+        (LeaseItem(1 << 40, "t", retry_after_s=366 * 86_400), "retry_after_s"),
+        (LeaseItem(1 << 40, "t", retry_after_s=1e13, then="snooze"), "retry_after_s"),
+        (LeaseItem(1 << 40, "t", then="later"), "then"),  # type: ignore[arg-type]
         (LeaseItem(1 << 40, "t", lease_s=3601), "lease_s"),
     ):
         with pytest.raises(InvalidInput) as refused:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from tests.leases.rig import LeaseRig
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
-from toc.leases.settlement import LeaseItem
+from toc.leases.settlement import LeaseItem, Then
 
 
 def test_a_waiting_consumer_gets_a_job_that_becomes_due(rig: LeaseRig) -> None:
@@ -130,3 +132,31 @@ def test_an_extension_moves_the_end_of_the_lease(rig: LeaseRig) -> None:
     assert result.lease_until is not None
     assert result.lease_until - job.lease_until > timedelta(seconds=40)
     assert rig.row(job_id).due_ms == round(result.lease_until.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "attempts"),
+    [
+        ("dead", Status.DEAD, 1),
+        ("cancelled", Status.CANCELLED, 1),
+        ("snooze", Status.PENDING, 0),
+        ("retry", Status.PENDING, 1),
+    ],
+)
+def test_a_failed_attempt_may_end_the_job_or_snooze(
+    rig: LeaseRig, then: Then, status: Status, attempts: int
+) -> None:
+    """A repeated call settles nothing again, and the reminder is deleted or follows the row."""
+    server = rig.replica()
+    (job_id,) = rig.schedule()
+    (job,) = rig.lease(server)
+    item = LeaseItem(job_id, job.token, f"it is {then}", 30, then=then)
+    for _ in "abc":
+        (result,) = rig.consumers.run(server.fail([item]))
+        assert result.outcome == "settled"
+    row = rig.row(job_id)
+    assert (row.status, row.attempts) == (status, attempts)
+    armed_ms = row.due_ms if status.live else None
+    wait_until(lambda: rig.armed_ms(job_id) == armed_ms, "the ack")
+    letters = [it.error for it in rig.center.dead() if it.job_id == job_id]
+    assert letters == (["it is dead"] if then == "dead" else [])

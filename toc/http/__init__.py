@@ -6,8 +6,8 @@
     routes         the table of routes: method, path, scope, documents and action of each
     endpoint       what happens with each call: identity, limits, body, deadline, audit, errors
     backend        what the calls share: center, catalogue of types, tokens, audit, limits
-    job_calls, job_verbs, type_calls        the actions
-    models, problems, strict_json, wire_times   documents, errors, JSON and times of the wire
+    job_calls, job_verbs, lease_calls, type_calls   the actions
+    models, problems, strict_json, wire_times   documents, errors, JSON and times of HTTP
     openapi        the OpenAPI document, made from the table and the models
     serve, connections                      `toc web`: uvicorn with bounds
 

@@ -16,10 +16,11 @@ from starlette.routing import Route as StarletteRoute
 
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply, Route
-from toc.http.endpoint import Endpoint, problem_response
+from toc.http.endpoint import Endpoint
 from toc.http.front_door import REQUEST_ID, FrontDoor
 from toc.http.openapi import make_openapi
 from toc.http.problems import HttpProblem
+from toc.http.responses import problem_response
 from toc.http.routes import ROUTES
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings, load_settings

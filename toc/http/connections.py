@@ -12,8 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from toc.http.models import WAIT_S_MAX
-from toc.runtime.web_settings import WebLimitSettings
+from toc.runtime.settings import Settings
 
 HEAD_S_MAX = (
     10.0  # from the connection, or the first byte of a further request, to the end of the head
@@ -119,14 +118,15 @@ class BoundedProtocol(HttpToolsProtocol):
         oldest.transport.abort()
 
 
-def make_protocol(limits: WebLimitSettings) -> type[BoundedProtocol]:
+def make_protocol(settings: Settings) -> type[BoundedProtocol]:
     """The protocol with the limits of the settings."""
+    limits = settings.web.limits
     return type(
         "WebProtocol",
         (BoundedProtocol,),
         {
             "connections_max": limits.connections_max,
             # The body, the call, a long poll, and the client's reading of the answer.
-            "request_s_max": 3 * limits.call_s + WAIT_S_MAX,
+            "request_s_max": 3 * limits.call_s + settings.leases.wait_s_max,
         },
     )

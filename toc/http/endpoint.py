@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import math
+import sys
 from http import HTTPStatus
-from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -27,11 +26,11 @@ from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
 from toc.http.call import Call, Reply, Route
 from toc.http.front_door import REQUEST_ID, is_loopback_name
-from toc.http.problems import MEDIA_TYPE, HttpProblem, forbidden, overloaded, problem_of
+from toc.http.problems import HttpProblem, forbidden, overloaded, problem_of
+from toc.http.responses import document_response, problem_response
 
 log = logging.getLogger(__name__)
 
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _PLACE_WAIT_S = 0.05  # between two looks for a place in the audit
 _PUBLIC = Caller(None, "anybody", frozenset(), (), None)
 
@@ -167,8 +166,6 @@ class Endpoint:
         self, place: AuditPlace, caller: Caller | None, address: str | None, request: Request
     ) -> None:
         """For a call that was cancelled, or ended by an error here: it may have changed something."""
-        import sys  # noqa: PLC0415
-
         if sys.exc_info()[0] is not None:
             place.record(self._entry(caller, address, "interrupted", request, None))
 
@@ -205,28 +202,6 @@ def is_local(request: Request) -> bool:
     names = request.headers
     is_passed_on = any(name in names for name in ("forwarded", "x-forwarded-for", "via", "origin"))
     return is_loopback and not is_passed_on and is_loopback_name(names.get("host", ""))
-
-
-def document_response(reply: Reply, headers: dict[str, str]) -> Response:
-    """The response of a reply."""
-    if reply.document is None:
-        return Response(status_code=reply.status, headers=headers | dict(reply.headers))
-    return Response(
-        _JSON.encode(reply.document),
-        reply.status,
-        headers | dict(reply.headers),
-        "application/json",
-    )
-
-
-def problem_response(
-    problem: HttpProblem, request_id: str | None, headers: dict[str, str] | None = None
-) -> Response:
-    """The response of a problem."""
-    document: Any = problem.as_document(request_id)
-    return Response(
-        _JSON.encode(document), problem.status, (headers or {}) | problem.headers, MEDIA_TYPE
-    )
 
 
 def _limit_headers(state: LimitState | None) -> dict[str, str]:

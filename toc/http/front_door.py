@@ -6,19 +6,22 @@ name of the page's own (DNS rebinding).
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toc.http.problems import HttpProblem
+from toc.http.responses import problem_response
 
 REQUEST_ID = "toc.request_id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253})(?::\d{1,5})?", re.ASCII)
+_NO_SNIFF, _NO_STORE = (b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -27,6 +30,8 @@ class FrontDoor:
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app = app
+        # The ids of requests differ between processes, and are no secret.
+        self._process_id, self._numbers = secrets.token_hex(8), itertools.count(1)
         self._names = frozenset(name.lower() for name in hosts if not name.startswith("*."))
         self._suffixes = tuple(name[1:].lower() for name in hosts if name.startswith("*."))
 
@@ -37,20 +42,19 @@ class FrontDoor:
             return  # a web socket: closed without an answer
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        is_id = _REQUEST_ID.fullmatch(given) is not None
+        request_id = given if is_id else f"{self._process_id}-{next(self._numbers):x}"
         scope[REQUEST_ID] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = MutableHeaders(scope=message)
-                added["X-Request-ID"] = request_id
-                added["X-Content-Type-Options"] = "nosniff"
-                added.setdefault("Cache-Control", "no-store")
+                answered = message["headers"] = list(message.get("headers", ()))
+                answered += ((b"x-request-id", request_id.encode()), _NO_SNIFF)
+                if not any(name == b"cache-control" for name, _ in answered):
+                    answered.append(_NO_STORE)
             await send(message)
 
         if not self._accepts(headers.getlist("host")):
-            from toc.http.endpoint import problem_response  # noqa: PLC0415 - it imports this module
-
             problem = HttpProblem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "wrong_host",

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 KEY_CHARS_MAX = 64
 BULK_MAX = 5000  # of `web.limits.bulk`, which is the limit in force
-LEASES_MAX, WAIT_S_MAX = 100, 60
 
 BizId = Annotated[
     int | str,

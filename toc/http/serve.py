@@ -37,7 +37,7 @@ class WebServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{scheme}://{shown}:{port}"
         self.app: Starlette = make_app(settings)
-        self._server = uvicorn.Server(_make_config(self.app, web))
+        self._server = uvicorn.Server(_make_config(self.app, settings))
         self._thread = threading.Thread(target=self._serve, name="toc-web", daemon=True)
         self._is_started = threading.Event()
         self._failure: BaseException | None = None
@@ -119,10 +119,11 @@ def _listen(web: WebSettings) -> socket.socket:
         raise SettingsError(f"web: cannot listen on {web.host}:{web.port}: {why}") from error
 
 
-def _make_config(app: Starlette, web: WebSettings) -> uvicorn.Config:
+def _make_config(app: Starlette, settings: Settings) -> uvicorn.Config:
+    web = settings.web
     return uvicorn.Config(
         app,
-        http=make_protocol(web.limits),
+        http=make_protocol(settings),
         ws="none",
         lifespan="on",
         log_config=None,

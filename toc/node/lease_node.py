@@ -49,7 +49,7 @@ class LeaseNode:
             self.databases,
             self._database_metadata.declared,
             settings.catalogue.refresh_s,
-            completes=False,
+            completes=True,
         )
         database_probes = [
             Probe(
