@@ -13,8 +13,16 @@ from typing import Any
 
 from tests.chaos.plan import Lines, Now
 from toc.center.center import TimeoutCenter
+from toc.client.remote_center import RemoteCenter
 from toc.domain.times import datetime_of
-from toc.errors import DuplicateJob, PartlyScheduled, StoreUnavailable
+from toc.errors import (
+    AccessUnavailable,
+    DuplicateJob,
+    Overloaded,
+    PartlyScheduled,
+    StoreUnavailable,
+    TooManyCalls,
+)
 from toc.testing import (
     CancelAnswered,
     Entry,
@@ -27,14 +35,20 @@ from toc.testing import (
 from toc.timer.reminders import Reminder
 
 TRIES_MAX = 8
+# Several `Calls` of a process write into one file: their numbers differ.
+_SERIES = (itertools.count(first * 10**9) for first in itertools.count())
 
 
 class Calls:
-    """Asks, and writes down what was answered."""
+    """Asks, and writes down what was answered. `unanswered`: errors after which nobody knows the outcome."""
 
-    def __init__(self, center: TimeoutCenter, journal: Journal, asked: Lines, now: Now) -> None:
+    unanswered: tuple[type[Exception], ...] = (StoreUnavailable,)
+
+    def __init__(
+        self, center: TimeoutCenter | RemoteCenter, journal: Journal, asked: Lines, now: Now
+    ) -> None:
         self.center, self.journal, self.now = center, journal, now
-        self._asked, self._numbers = asked, itertools.count()
+        self._asked, self._numbers = asked, next(_SERIES)
         self.dying = threading.Event()
         self._local = threading.local()
 
@@ -50,7 +64,7 @@ class Calls:
                 ids: Sequence[int | None] = self.center.schedule_many(specs, biz_type=biz_type)
             except PartlyScheduled as error:
                 ids = error.job_ids
-            except StoreUnavailable:
+            except self.unanswered:
                 ids = []
             found = [(j, ms) for j, (_, ms) in zip(ids, jobs, strict=False) if j is not None]
             at_ms = self.now()
@@ -73,7 +87,7 @@ class Calls:
                 job_id = self.center.schedule(
                     biz_id, datetime_of(action_ms), biz_type=biz_type, attribute=wants
                 )
-            except StoreUnavailable:
+            except self.unanswered:
                 self.journal.write(ScheduleUnanswered(biz_type, 1, asked_ms, self.now()))
                 return None
             self.journal.write(Scheduled(job_id, biz_type, action_ms, asked_ms, self.now()))
@@ -88,7 +102,7 @@ class Calls:
                     job_id = self.center.schedule(
                         biz_id, datetime_of(action_ms), biz_type=biz_type, dedup_key=key
                     )
-                except StoreUnavailable:
+                except self.unanswered:
                     # One that was written may have ended before the next try: a second is legal.
                     self.journal.write(ScheduleUnanswered(biz_type, 1, asked_ms, self.now()))
                     continue
@@ -106,7 +120,7 @@ class Calls:
                 found = self.center.schedule(
                     biz_id, datetime_of(action_ms), biz_type=biz_type, dedup_key=key
                 )
-            except StoreUnavailable:
+            except self.unanswered:
                 self.journal.write(ScheduleUnanswered(biz_type, 1, asked_ms, self.now()))
                 return
             if found != job_id:  # that one had ended
@@ -121,7 +135,7 @@ class Calls:
                 found = self.center.schedule(
                     biz_id, datetime_of(action_ms), biz_type=biz_type, dedup_key=key, on_duplicate="replace"
                 )  # fmt: skip
-            except StoreUnavailable:
+            except self.unanswered:
                 at_ms = self.now()
                 self.journal.write(RescheduleAnswered(job_id, "", action_ms, asked_ms, at_ms))
                 self.journal.write(ScheduleUnanswered(biz_type, 1, asked_ms, at_ms))
@@ -143,21 +157,21 @@ class Calls:
     def cancel(self, job_id: int) -> str:
         asked_ms = self.now()
         with self._open(CancelAnswered(job_id, "", asked_ms, asked_ms)):
-            answer = answered(lambda: self.center.cancel(job_id))
+            answer = self._answered(lambda: self.center.cancel(job_id))
             self.journal.write(CancelAnswered(job_id, answer, asked_ms, self.now()))
         return answer
 
     def reschedule(self, job_id: int, action_ms: int) -> str:
         asked_ms = self.now()
         with self._open(RescheduleAnswered(job_id, "", action_ms, asked_ms, asked_ms)):
-            answer = answered(lambda: self.center.reschedule(job_id, datetime_of(action_ms)))
+            answer = self._answered(lambda: self.center.reschedule(job_id, datetime_of(action_ms)))
             self.journal.write(RescheduleAnswered(job_id, answer, action_ms, asked_ms, self.now()))
         return answer
 
     def redrive(self, job_id: int) -> str:
         asked_ms = self.now()
         with self._open(Redriven(job_id, "", asked_ms, asked_ms)):
-            answer = answered(lambda: self.center.redrive(job_id))
+            answer = self._answered(lambda: self.center.redrive(job_id))
             self.journal.write(Redriven(job_id, answer, asked_ms, self.now()))
         return answer
 
@@ -193,10 +207,15 @@ class Calls:
                 )
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def _answered(self, call: Callable[[], object]) -> str:
+        """The answer's word; "": it raised, and nobody knows."""
+        try:
+            return str(call())
+        except self.unanswered:
+            return ""
 
-def answered(call: Callable[[], object]) -> str:
-    """The answer's word; "": it raised, and nobody knows."""
-    try:
-        return str(call())
-    except StoreUnavailable:
-        return ""
+
+class RemoteCalls(Calls):
+    """Calls over HTTP, which may also be refused for a while."""
+
+    unanswered = (StoreUnavailable, AccessUnavailable, TooManyCalls, Overloaded)

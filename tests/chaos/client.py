@@ -25,10 +25,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.chaos.calls import Calls
-from tests.chaos.plan import ASYNC, BULK, LENGTHY, MOODY, SLOW, STUBBORN, Lines, chance, true_clock
+from tests.chaos.calls import Calls, RemoteCalls
+from tests.chaos.plan import (
+    ASYNC,
+    BULK,
+    LENGTHY,
+    MOODY,
+    PULL,
+    PULL_LATE,
+    PULL_LONG,
+    SLOW,
+    STUBBORN,
+    Lines,
+    chance,
+    true_clock,
+)
 from toc.center.center import TimeoutCenter
 from toc.center.reminder_queue import ReminderQueue
+from toc.client.remote_center import RemoteCenter
 from toc.errors import StoreUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import Journal
@@ -40,6 +54,8 @@ BURST = 2.5  # times the rate
 TOUCHED = 0.02  # of the jobs in bulk somebody cancels or postpones so many
 REDRIVE_S = 3.0
 CLERKS = 3
+PULL_PART = 0.25  # of the rate of single jobs: by each clerk of pull types
+PULL_BULK = 20
 
 log = logging.getLogger(__name__)
 
@@ -108,22 +124,33 @@ class Clerk:
             calls.schedule(biz_id, MOODY, action_ms, {"fail": rng.randint(1, 3)})
         elif draw < 0.65:
             wants = {"sleep_s": rng.choice([0, 0.05]), "fail": rng.choice([0, 0, 1])}
-            job_id = calls.schedule(biz_id, MOODY, action_ms, wants)
-            if job_id is not None:
-                self._cancel_about(job_id, action_ms)
+            self._cancel_if_known(calls.schedule(biz_id, MOODY, action_ms, wants), action_ms)
         elif draw < 0.85:
-            job_id = calls.schedule(biz_id, MOODY, action_ms, {"fail": rng.choice([0, 0, 1])})
-            if job_id is not None:
-                self._move_before(job_id, action_ms)
+            wants = {"fail": rng.choice([0, 0, 1])}
+            self._move_if_known(calls.schedule(biz_id, MOODY, action_ms, wants), action_ms)
         else:
-            job_id = calls.schedule_once(biz_id, MOODY, action_ms, "once")
-            if job_id is not None:
-                again_ms = action_ms + rng.randint(-2000, 3000)
-                act = rng.choice([calls.schedule_again, calls.replace])
-                self._later(
-                    action_ms - rng.uniform(-500, 2000),
-                    lambda: act(job_id, biz_id, MOODY, again_ms, "once"),
-                )
+            self._schedule_twice(biz_id, MOODY, action_ms)
+
+    def _schedule_twice(self, biz_id: int, biz_type: str, action_ms: int) -> None:
+        """Under one key, the second time with another action_time."""
+        rng, calls = self._rng, self._calls
+        job_id = calls.schedule_once(biz_id, biz_type, action_ms, "once")
+        if job_id is None:
+            return
+        again_ms = action_ms + rng.randint(-2000, 3000)
+        act = rng.choice([calls.schedule_again, calls.replace])
+        self._later(
+            action_ms - rng.uniform(-500, 2000),
+            lambda: act(job_id, biz_id, biz_type, again_ms, "once"),
+        )
+
+    def _cancel_if_known(self, job_id: int | None, action_ms: int) -> None:
+        if job_id is not None:
+            self._cancel_about(job_id, action_ms)
+
+    def _move_if_known(self, job_id: int | None, action_ms: int) -> None:
+        if job_id is not None:
+            self._move_before(job_id, action_ms)
 
     def _cancel_about(self, job_id: int, action_ms: int) -> None:
         self._later(
@@ -140,6 +167,30 @@ class Clerk:
                 self._cancel_about(job_id, to_ms)
 
         self._later(action_ms - self._rng.uniform(-50, 2000), move)
+
+
+class PullClerk(Clerk):
+    """The same with jobs that remote consumers do."""
+
+    def _begin(self) -> None:
+        rng, calls = self._rng, self._calls
+        biz_id, action_ms = next(self._biz), round(calls.now() + rng.uniform(300, 5000))
+        draw = rng.random()
+        if draw < 0.02:
+            calls.schedule(biz_id, PULL_LATE, action_ms, {"late": rng.uniform(1, 2)})
+        elif draw < 0.03:
+            calls.schedule(biz_id, PULL_LONG, action_ms, {"leases": rng.uniform(0.5, 2)})
+        elif draw < 0.10:
+            jobs = [(next(self._biz), action_ms + 50 * n) for n in range(PULL_BULK)]
+            calls.schedule_many(jobs, PULL)
+        elif draw < 0.40:
+            calls.schedule(biz_id, PULL, action_ms, {"fail": rng.randint(0, 3)})
+        elif draw < 0.60:
+            self._cancel_if_known(calls.schedule(biz_id, PULL, action_ms, {}), action_ms)
+        elif draw < 0.80:
+            self._move_if_known(calls.schedule(biz_id, PULL, action_ms, {"fail": 1}), action_ms)
+        else:
+            self._schedule_twice(biz_id, PULL, action_ms)
 
 
 def run_bulk(
@@ -206,7 +257,14 @@ def main(plan: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     center = TimeoutCenter(Settings(**plan["settings"]))
     now = true_clock(plan["wrong_by_s"])
-    calls = Calls(center, Journal(Path(plan["journal"])), Lines(Path(plan["asked"])), now)
+    journal, asked = Journal(Path(plan["journal"])), Lines(Path(plan["asked"]))
+    calls = Calls(center, journal, asked, now)
+    # Without repetitions: the one of a lost answer may make a second job when the first has ended meanwhile.
+    short = {"connect_s": 2, "read_s": 4, "call_s": 10, "retries": 0}
+    remote_settings = Settings(**plan["settings"] | {"client": short})
+    remotes = [
+        RemoteCenter(url, token=plan["token"], settings=remote_settings) for url in plan["urls"]
+    ]
     place = ReminderQueue.arm_near_reminders
 
     def place_or_die(reminder_queue: ReminderQueue, jobs: Sequence[tuple[str, Reminder]]) -> None:
@@ -217,13 +275,22 @@ def main(plan: dict[str, Any]) -> None:
     ended, resting = threading.Event(), threading.Event()
     first = plan["first_biz"]
     rngs = [chance(f"{plan['seed']}:{n}") for n in range(CLERKS + 2)]
+    pull_rate = plan["singles"] * PULL_PART
     span = 10_000_000
     clerks = [
         Clerk(calls, rngs[n], first + n * span, plan["singles"] / CLERKS, resting)
         for n in range(CLERKS)
     ]
+    callers = [calls, *(RemoteCalls(remote, journal, asked, now) for remote in remotes)]
+    pull_clerks = [
+        PullClerk(
+            each, chance(f"{plan['seed']}:pull:{n}"), first + (CLERKS + 2 + n) * span,
+            pull_rate / len(callers) * 2, resting,
+        )
+        for n, each in enumerate(callers)
+    ]  # fmt: skip
     acts = [
-        *(lambda clerk=clerk: clerk.run(ended) for clerk in clerks),
+        *(lambda clerk=clerk: clerk.run(ended) for clerk in [*clerks, *pull_clerks]),
         lambda: run_bulk(
             calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended, resting
         ),
@@ -245,7 +312,8 @@ def main(plan: dict[str, Any]) -> None:
             ended.set()
             for thread in threads:
                 thread.join()
-            center.close()
+            for each in (center, *remotes):
+                each.close()
             return
     os._exit(1)  # the rig was killed
 

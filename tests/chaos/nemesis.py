@@ -39,12 +39,14 @@ MISFITS = 200  # of each slot: its next ones
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """What a fault is given: its own chance, and the worker and the client that are its to break."""
+    """What a fault is given: its own chance, and the process of each kind that is its to break."""
 
     world: World
     rng: random.Random
     worker: Host
     client: Host
+    web: Host
+    consumer: Host
 
     def hold(self, *, lease: bool = False) -> None:
         """As long as most faults last; or well beyond a lease."""
@@ -229,6 +231,91 @@ def restart(host: Host, wrong_by_s: int = 0) -> None:
     host.stop()
     host.start(wrong_by_s)
     host.wait_ready()
+
+
+# ---- remote consumers, and the replicas of `toc web`
+
+
+@fault("consumer killed", "consumer", 15)
+def consumer_killed(act: Act) -> Sequence[str]:
+    process = act.consumer.process
+    act.consumer.kill()
+    act.breath(3)
+    act.consumer.start()
+    act.consumer.wait_ready()
+    return [process]
+
+
+@fault("consumer frozen past its lease", "consumer", 12)
+def consumer_frozen(act: Act) -> Sequence[str]:
+    """It wakes with leases that others have, and settles them."""
+    act.consumer.freeze()
+    act.hold(lease=True)
+    act.consumer.thaw()
+    return [act.consumer.process]
+
+
+@fault("a consumer's links to the webs", "consumer", 12)
+def consumer_without_webs(act: Act) -> Sequence[str]:
+    disturb(act, some(act, act.consumer.links.to("web")))
+    return [act.consumer.process]
+
+
+@fault("a client's links to the webs", "client")
+def client_without_webs(act: Act) -> Sequence[str]:
+    disturb(act, some(act, act.client.links.to("web")))
+    return NOBODY
+
+
+@fault("web killed", "web", 15)
+def web_killed(act: Act) -> Sequence[str]:
+    """With calls that wait in it; the consumers settle their leases at the other replica."""
+    act.web.kill()
+    act.breath(3)
+    act.web.start()
+    act.web.wait_ready()
+    return NOBODY
+
+
+@fault("all webs killed", "web", 15)
+def webs_killed(act: Act) -> Sequence[str]:
+    """Leases end meanwhile, and nobody can settle or extend them."""
+    for web in act.world.webs:
+        web.kill()
+    act.breath()
+    for web in act.world.webs:
+        web.start()
+    for web in act.world.webs:
+        web.wait_ready()
+    return act.world.consumer_processes
+
+
+@fault("web restarted", "web")
+def web_restarted(act: Act) -> Sequence[str]:
+    restart(act.web)
+    return NOBODY
+
+
+@fault("web frozen", "web", 12)
+def web_frozen(act: Act) -> Sequence[str]:
+    """Calls that it has taken are answered late; it may hold locks of rows."""
+    act.web.freeze()
+    act.hold(lease=True)
+    act.web.thaw()
+    return act.world.consumer_processes
+
+
+@fault("a web's link to MySQL", "web", 12)
+def web_without_mysql(act: Act) -> Sequence[str]:
+    """A transaction that hangs keeps its locks, so leases may end before they can be settled."""
+    disturb(act, some(act, act.web.links.to("mysql")))
+    return act.world.consumer_processes
+
+
+@fault("a web's link to Redis", "web")
+def web_without_redis(act: Act) -> Sequence[str]:
+    disturb(act, act.web.links.to("redis"))
+    return NOBODY
 
 
 # ---- MySQL

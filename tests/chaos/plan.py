@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Scale:
     """A long run's or a short one's times in seconds, and rates per client and second.
 
     timeout_s: of all types but LENGTHY. hold_s: how long most faults last, from … to. calm_s: between two
-    faults. rest: this part of a fault's own rest.
+    faults. rest: this part of a fault's own rest. waiters: threads of a consumer for quick jobs.
     """
 
     timeout_s: float
@@ -36,11 +37,22 @@ class Scale:
     session_s: int
     horizon_s: float
     slack_s: float
+    waiters: int = 2
 
     @property
     def timeouts_s(self) -> dict[str, float]:
-        """By type."""
+        """By type with handlers."""
         return dict.fromkeys(TYPES, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
+
+    @property
+    def holds_ms(self) -> dict[str, float]:
+        """By type: how long a run is safe from another one, counted from its start.
+
+        A consumer starts a job only if half of its lease is left; some extend it, up to two leases.
+        """
+        handlers = {name: (s + self.lease_s) * 1000 for name, s in self.timeouts_s.items()}
+        pulled = dict.fromkeys(PULL_TYPES, self.lease_s / 2 * 1000)
+        return handlers | pulled | {PULL_LONG: 2.5 * self.lease_s * 1000}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -92,6 +104,16 @@ TYPES: dict[str, dict[str, Any]] = {
     POISON: {"retry": [0.5], "max_attempts": 2},
 }
 
+PULL = "chaos.pull"  # remote consumers settle them at once, some as failed
+PULL_LONG = "chaos.pull.long"  # longer than a lease, which the consumer extends
+PULL_LATE = "chaos.pull.late"  # its first consumer settles after the lease, the next ones fail
+FENCED_ATTEMPTS = 3
+PULL_TYPES: dict[str, dict[str, Any]] = {
+    PULL: {"retry": [0.5], "max_attempts": 32},
+    PULL_LONG: {"retry": [0.5], "max_attempts": 32},
+    PULL_LATE: {"retry": [0.3], "max_attempts": 32},
+}
+
 
 def chance(seed: object) -> random.Random:
     """The same seed, the same draws."""
@@ -104,6 +126,13 @@ Now = Callable[[], float]
 def true_clock(wrong_by_s: float) -> Now:
     """The machine's time in ms, in a process whose own clock is wrong."""
     return lambda: time.time_ns() / 1e6 - wrong_by_s * 1000
+
+
+def end_with_the_rig() -> None:
+    """Waits for the end of standard input."""
+    while sys.stdin.readline():
+        pass
+    os._exit(1)
 
 
 class Lines:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.nemesis import FAULTS, NAMES, NOTHING, REDIS_CLOCK, Act, Fault
-from tests.chaos.plan import LONG, NOBODY, SHORT, TYPES, Scale, chance
+from tests.chaos.plan import LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
 from tests.chaos.table import table
 from tests.chaos.world import World, wall_ms
 from tests.invariants.harness import ROOT
@@ -101,11 +101,12 @@ class Nemesis:
     def _do(self, together: Sequence[Fault]) -> None:
         world, rng = self._world, self._rng
         worker, client = rng.choice(world.workers), rng.choice(world.clients)
+        chances = [chance(rng.getrandbits(64)) for _ in together]
+        web, consumer = rng.choice(world.webs), rng.choice(world.consumers)
         threads = []
         began_ms = wall_ms()
-        for one in together:
-            own = chance(rng.getrandbits(64))
-            act = Act(world, own, worker, client)
+        for one, own in zip(together, chances, strict=True):
+            act = Act(world, own, worker, client, web, consumer)
             threads.append(threading.Thread(target=self._one, args=(one, act, began_ms)))
         say(f"{time.strftime('%H:%M:%S')} {' and '.join(one.name for one in together)}")
         for thread in threads:
@@ -183,10 +184,10 @@ def chaos(
     rules = Rules(
         late_ms=LATE_MS,
         early_ms={REDIS_CLOCK: SKEW_MS},
-        max_attempts={name: terms.get("max_attempts", 16) for name, terms in TYPES.items()},
-        timeouts_ms={
-            name: (timeout_s + scale.lease_s) * 1000 for name, timeout_s in scale.timeouts_s.items()
+        max_attempts={
+            name: terms.get("max_attempts", 16) for name, terms in (TYPES | PULL_TYPES).items()
         },
+        timeouts_ms=scale.holds_ms,
     )
     report = check(histories, rules)
     return Outcome(seed, report, world.troubles, directory, table(report))

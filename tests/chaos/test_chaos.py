@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.chaos.nemesis import FAULTS
-from tests.chaos.plan import SHORT, chance
+from tests.chaos.plan import PULL_TYPES, SHORT, Scale, chance
 from tests.chaos.run import Outcome, chaos, combined, drawn, packed
 from tests.deep import deep
 from tests.servers import ServerUnavailableError
@@ -25,12 +26,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SEED = "ci-1"
 SEED_AHEAD = "ci-4"  # its first steps of a clock are ahead
 SEED_MARIADB, MARIADB_S = "ci-2", 15
-BROKEN_S, BROKEN_STEPS_S = 6, 12
+BROKEN_S, BROKEN_STEPS_S, BROKEN_LEASES_S = 6, 12, 24
+REMOTE = ("consumer killed", "web killed")
 
 
-def run(directory: Path, seed: str, seconds: float, **how: Any) -> Outcome:
+def run(directory: Path, seed: str, seconds: float, scale: Scale = SHORT, **how: Any) -> Outcome:
     try:
-        return chaos(directory, seed, seconds, SHORT, **how)
+        return chaos(directory, seed, seconds, scale, **how)
     except ServerUnavailableError as error:
         if os.environ.get("CI"):
             raise
@@ -54,6 +56,30 @@ def test_every_fault_once(tmp_path: Path) -> None:
 def test_a_seed_on_mariadb(tmp_path: Path) -> None:
     outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, mariadb=True)
     assert_holds(outcome)
+
+
+def test_remote_consumers_and_the_replicas_that_serve_them_are_killed(tmp_path: Path) -> None:
+    acts = iter([[one] for one in FAULTS if one.name in REMOTE])
+    outcome = run(tmp_path, SEED, 600, acts=acts)
+    assert_holds(outcome)
+    assert set(REMOTE) <= outcome.report.by_fault.keys()
+    assert PULL_TYPES.keys() <= outcome.report.by_type.keys()
+
+
+@deep
+def test_replicas_with_a_hundred_waiting_consumers_are_killed(tmp_path: Path) -> None:
+    acts = iter([[one] for one in FAULTS if one.name in ("web killed", "all webs killed")])
+    outcome = run(tmp_path, SEED, 600, scale=replace(SHORT, waiters=50), acts=acts)
+    assert_holds(outcome)
+    assert "all webs killed" in outcome.report.by_fault
+
+
+@deep
+def test_a_lease_that_is_finished_without_its_token_is_caught(tmp_path: Path) -> None:
+    root = copy_with(variant_of("finish-without-token"), tmp_path / "broken")
+    outcome = run(tmp_path / "run", SEED, BROKEN_LEASES_S, faults=["nothing"], root=root)
+    assert outcome.report.of(Kind.STALE)
+    assert not outcome.troubles
 
 
 @pytest.mark.parametrize(

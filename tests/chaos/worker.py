@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Now, true_clock
+from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Now, end_with_the_rig, true_clock
 from toc.domain.job import Job
 from toc.errors import StoreUnavailable
 from toc.handlers.registry import Registry
@@ -94,13 +94,6 @@ class Handlers:
                 verdict,
             )
         )
-
-
-def end_with_the_rig() -> None:
-    """Waits for the end of standard input."""
-    while sys.stdin.readline():
-        pass
-    os._exit(1)
 
 
 def main(plan: dict[str, Any]) -> int:

@@ -18,7 +18,8 @@ from typing import Any
 import redis
 from sqlalchemy import make_url
 
-from tests.chaos.plan import LONG, NO_DATABASE, POISON, Scale
+from tests.chaos.plan import LONG, NO_DATABASE, POISON, PULL_TYPES, Scale
+from tests.http.served_world import declare_type, make_token
 from tests.invariants.harness import ROOT, Stack
 from tests.reliability.fleet import Fleet
 from tests.reliability.steps import Steps
@@ -38,6 +39,7 @@ from toc.testing import Fault, Journal, Scheduled, ScheduleUnanswered, rows
 from toc.testing.history import KINDS
 
 WORKERS, CLIENTS, DATABASES = 3, 2, 2
+WEBS, CONSUMERS = 2, 2
 READY_S, END_S = 60.0, 60.0
 WATCH_S = 0.05
 OVERDUE_MS = 1000
@@ -48,24 +50,39 @@ def wall_ms() -> float:
 
 
 class Links:
-    """The wires of one machine: to each database, to Redis, to each ZooKeeper."""
+    """The wires of one machine: to each database, to Redis, to each ZooKeeper, to each replica of the web."""
 
     def __init__(
-        self, databases: Collection[str], redis_at: str, zookeepers: Collection[str]
+        self,
+        databases: Collection[str],
+        redis_at: str,
+        zookeepers: Collection[str],
+        webs: Collection[str],
     ) -> None:
+        self.webs = [Wire(url) for url in webs]
         self.databases, self.redis = [Wire(url) for url in databases], Wire(redis_at)
         self.zookeepers = [Wire(url) for url in zookeepers]
 
     def to(self, peer: str) -> list[Wire]:
-        return {"mysql": self.databases, "redis": [self.redis], "zookeeper": self.zookeepers}[peer]
+        return {
+            "mysql": self.databases,
+            "redis": [self.redis],
+            "zookeeper": self.zookeepers,
+            "web": self.webs,
+        }[peer]
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the replicas of the web."""
+        return [f"http://{wire.url}" for wire in self.webs]
 
     def close(self) -> None:
-        for wire in (*self.databases, self.redis, *self.zookeepers):
+        for wire in (*self.databases, self.redis, *self.zookeepers, *self.webs):
             wire.__exit__()
 
 
 class Host:
-    """A machine of the rig: it runs one process, worker or client, that reaches others by its links.
+    """A machine of the rig: it runs one process, as a worker or a client, that reaches others by its links.
 
     `wanted`: it should be running; whoever watches starts it again when it has died.
     """
@@ -97,6 +114,7 @@ class Host:
             "journal": str(base.with_suffix(".history")),
             "asked": str(base.with_suffix(".asked")),
             "ready": str(base.with_suffix(".ready")),
+            "urls": self.links.urls,
             "wrong_by_s": wrong_by_s,
             "seed": f"{self._world.seed}:{self.name}:{self._starts}",
             **self._terms,
@@ -231,6 +249,30 @@ class World:
         )
         self._closing.callback(self.stack.close)
         self.fleet = Fleet(self.stack, 0)
+        self._start_hosts()
+
+    def _start_hosts(self) -> None:
+        """Makes the machines; their processes start later."""
+        for name, terms in PULL_TYPES.items():
+            timeout_s = self.scale.lease_s
+            declare_type(self.stack.settings, name, mode="pull", timeout_s=timeout_s, **terms)
+        token = make_token(self.stack.settings, ("chaos.*",))
+        ports = free_ports(WEBS)
+        self._web_urls = [f"127.0.0.1:{port}" for port in ports]
+        self.webs = [
+            self._host(f"web-{n}", "tests.chaos.web", port=port)
+            for n, port in enumerate(ports, start=1)
+        ]
+        self.consumers = [
+            self._host(
+                f"consumer-{n}",
+                "tests.chaos.consumer",
+                token=token,
+                lease_s=self.scale.lease_s,
+                waiters=self.scale.waiters,
+            )
+            for n in range(1, CONSUMERS + 1)
+        ]
         self.workers = [
             self._host(f"worker-{n}", "tests.chaos.worker", timeouts_s=self.scale.timeouts_s)
             for n in range(1, WORKERS + 1)
@@ -238,7 +280,7 @@ class World:
         self.clients = [
             self._host(
                 f"client-{n}", "tests.chaos.client", bulk=self.scale.bulk,
-                singles=self.scale.singles, first_biz=n * 10**12,
+                singles=self.scale.singles, first_biz=n * 10**12, token=token,
             )
             for n in range(1, CLIENTS + 1)
         ]  # fmt: skip
@@ -254,7 +296,7 @@ class World:
     def _host(self, name: str, module: str, **terms: Any) -> Host:
         databases = [f"127.0.0.1:{make_url(server.url).port}" for server in self.databases]
         nodes = [node.url for node in self.zookeepers.nodes]
-        links = Links(databases, address_of(self.redis), nodes)
+        links = Links(databases, address_of(self.redis), nodes, self._web_urls)
         self._closing.callback(links.close)
         return Host(self, name, module, links, terms)
 
@@ -267,7 +309,12 @@ class World:
 
     @property
     def hosts(self) -> list[Host]:
-        return [*self.workers, *self.clients]
+        return [*self.webs, *self.consumers, *self.workers, *self.clients]
+
+    @property
+    def consumer_processes(self) -> list[str]:
+        """The names of the consumers that run now."""
+        return [consumer.process for consumer in self.consumers]
 
     def start(self) -> None:
         for host in self.hosts:
@@ -414,6 +461,13 @@ class World:
     def facts(self) -> Mapping[str, str]:
         versions = {"database": self.databases[0], "redis": self.redis}
         return {name: server.version for name, server in versions.items()}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on: a replica keeps its port when it is started again."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in found]
 
 
 def address_of(server: Server) -> str:

@@ -180,9 +180,21 @@ VARIANTS = (
     Variant("a-step-that-raises", replaced("loader-step", "len(done) // len(done)"), "bug", 1),
 )  # fmt: skip
 
+CHAOS_VARIANTS = (
+    Variant(
+        "finish-without-token",
+        (
+            *replaced("lease-token-compared", "False"),
+            *replaced("lease-token-settles", 'Outcome(held.job.job_id, held.job.token or "", kind)'),
+        ),
+        "I2 I5", 0,
+    ),
+)  # fmt: skip
+"""The simulation has no remote consumers: only the chaos rig catches these."""
+
 
 def variant_of(name: str) -> Variant:
-    return next(variant for variant in VARIANTS if variant.name == name)
+    return next(it for it in (*VARIANTS, *CHAOS_VARIANTS) if it.name == name)
 
 
 def copy_with(variant: Variant, directory: Path) -> Path:

@@ -19,7 +19,16 @@ from tests.testing.histories import (
     scheduled,
     start,
 )
-from toc.testing import Entry, Fault, Kind, Report, Rules, ScheduleUnanswered, check
+from toc.testing import (
+    Entry,
+    Fault,
+    Kind,
+    LeaseUnanswered,
+    Report,
+    Rules,
+    ScheduleUnanswered,
+    check,
+)  # fmt: skip
 
 History = list[Entry]
 
@@ -170,6 +179,9 @@ LEGAL: dict[str, History] = {
         start(1300, claim="again"), end(1301, claim="again"), row(claim="again", due_ms=1198),
     ],
     "a schedule() that raised had none": [ScheduleUnanswered(TYPE, 1, 5, 10)],
+    "an attempt that was leased to nobody": [
+        scheduled(), LeaseUnanswered(TYPE, 990, 1100), *run(1500, 2), row("done", 2),
+    ],
 }  # fmt: skip
 """Each with attempts of 2 and timeouts of 10 s."""
 
@@ -400,6 +412,20 @@ def test_the_order_of_entries_does_not_matter(name: str) -> None:
     shuffled = history.copy()
     random.Random(name).shuffle(shuffled)  # noqa: S311 - a shuffle, not a secret
     assert kinds(verdict(shuffled, RULES)) == kinds(verdict(history, RULES))
+
+
+@pytest.mark.parametrize(
+    "call", [LeaseUnanswered("another.type", 990, 1100), LeaseUnanswered(TYPE, 10, 20)]
+)
+def test_a_lost_lease_explains_attempts_of_its_type_and_time(call: LeaseUnanswered) -> None:
+    report = verdict([scheduled(), call, *run(1500, 2), row("done", 2)], RULES)
+    assert kinds(report) == {Kind.WRONG}
+    assert report.unstarted == 0
+
+
+def test_a_lost_lease_explains_no_duplicate() -> None:
+    history = [scheduled(), start(1001), LeaseUnanswered(TYPE, 990, 1100), *run(1500, 2, "w2")]
+    assert Kind.DUPLICATE in kinds(verdict([*history, row("done", 2, "w2")], RULES))
 
 
 def test_only_what_is_broken_is_named() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.broken import ROOT, VARIANTS, Variant, copy_with
+from tests.simulation.broken import CHAOS_VARIANTS, ROOT, VARIANTS, Variant, copy_with
 from tests.simulation.guards import Change, GuardError, marks
 
 MARKED = Counter(name for name, _ in marks(ROOT / "toc"))
-BROKEN = {change.guard for variant in VARIANTS for change in variant.changes}
+ALL_VARIANTS = (*VARIANTS, *CHAOS_VARIANTS)
+BROKEN = {change.guard for variant in ALL_VARIANTS for change in variant.changes}
 
 
 def test_every_guard_is_marked_once() -> None:
@@ -24,13 +25,13 @@ def test_every_guard_is_broken_by_a_variant_and_no_variant_lacks_its_guard() -> 
 
 
 def test_a_variant_has_one_name() -> None:
-    names = [variant.name for variant in VARIANTS]
+    names = [variant.name for variant in ALL_VARIANTS]
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", ALL_VARIANTS, ids=lambda variant: variant.name)
 def test_a_variant_is_python_that_differs(variant: Variant, tmp_path: Path) -> None:
-    """Or Lua that differs. What it does is for the simulation to find."""
+    """Or Lua that differs. What it does is for the simulation, or for the chaos rig, to find."""
     root = copy_with(variant, tmp_path)
     guards = {change.guard for change in variant.changes}
     files = {file for name, file in marks(root / "toc") if name in guards}

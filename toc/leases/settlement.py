@@ -115,7 +115,7 @@ class Settlement:
             if job is None or not job.biz_type or not accept(job):
                 # The same answer for both: job_ids can be guessed.
                 results[item] = ItemResult(item.job_id, "unknown")
-            elif not hmac.compare_digest((job.token or "").encode(), item.token.encode()):
+            elif not _has_token_of(item, job):  # guard: lease-token-compared
                 results[item] = ItemResult(item.job_id, "lost")
                 metrics.STALE.inc()
             else:
@@ -137,7 +137,7 @@ class Settlement:
 
     @staticmethod
     def _outcome(held: _Held, kind: OutcomeKind) -> Outcome:
-        return Outcome(held.job.job_id, held.item.token, kind)
+        return Outcome(held.job.job_id, held.item.token, kind)  # guard: lease-token-settles
 
     def _outcome_of_failure(self, held: _Held, now_ms: int) -> Outcome:
         """Another attempt by the type's retry policy, or a burial after the last one; or what `then` says."""
@@ -256,3 +256,8 @@ class Settlement:
     def _shard_of(self, job_id: int) -> int:
         routing = self._context.process.databases.routing
         return routing.shard_of_hash(routing_bits_of(job_id))
+
+
+def _has_token_of(item: LeaseItem, job: Job) -> bool:
+    """Whether the item's token is that of the row."""
+    return hmac.compare_digest((job.token or "").encode(), item.token.encode())

@@ -57,7 +57,7 @@ def check(
         by_job.add_entries(entries)
     for path in paths:
         add_journal_file(by_job, path)
-    report = judge_all_jobs(by_job, rules, by_job.faults, by_job.unanswered)
+    report = judge_all_jobs(by_job, rules, by_job.faults, by_job.unanswered, by_job.lost_leases)
     return _add_overall_findings(report, by_job.faults, by_job.unanswered)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import NamedTuple
 
-from toc.testing.history import Fault
+from toc.testing.history import Fault, LeaseUnanswered
 
 
 class FaultState(NamedTuple):
@@ -60,6 +60,19 @@ class FaultTimeline:
     def fault_state_at(self, at_ms: float) -> FaultState:
         position = bisect_right(self._edges, at_ms) - 1
         return self._moments[position] if position >= 0 else QUIET
+
+
+class LostLeases:
+    """Finds calls for leases whose answers were lost, by type and time."""
+
+    def __init__(self, calls: Iterable[LeaseUnanswered]) -> None:
+        self._calls = FaultTimeline(
+            Fault("lost leases", call.asked_ms, call.at_ms, (call.biz_type,)) for call in calls
+        )
+
+    def were_possible_within(self, biz_type: str, from_ms: float, to_ms: float) -> bool:
+        """Whether a job of the type may have been leased to nobody between these times."""
+        return self._calls.find_explaining_fault(biz_type, from_ms, to_ms) is not None
 
 
 class _FaultsByTime:

@@ -37,6 +37,18 @@ class ScheduleUnanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseUnanswered:
+    """A remote consumer's call for leases of a type has failed at `at_ms`, or was answered too late.
+
+    Jobs may have been leased to nobody then: their attempts count, and were never started.
+    """
+
+    biz_type: str
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAnswered:
     """cancel() was called at `asked_ms` and has answered, or raised (""), at `at_ms`."""
 
@@ -132,6 +144,7 @@ class Row:
 Entry = (
     Scheduled
     | ScheduleUnanswered
+    | LeaseUnanswered
     | CancelAnswered
     | RescheduleAnswered
     | Redriven
@@ -145,6 +158,7 @@ KINDS: dict[str, type[Entry]] = {
     for kind in (
         Scheduled,
         ScheduleUnanswered,
+        LeaseUnanswered,
         CancelAnswered,
         RescheduleAnswered,
         Redriven,

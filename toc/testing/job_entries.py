@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from toc.testing.history import Entry, Fault, ScheduleUnanswered
+from toc.testing.history import Entry, Fault, LeaseUnanswered, ScheduleUnanswered
 
 SUCCESS, AGAIN, SNOOZED, DROPPED, BURIED = "", "again", "snooze", "drop", "dead"
 STOPPED = "stopped"
@@ -95,6 +95,7 @@ class EntriesByJob:
         self.jobs: dict[int, JobEntries] = {}
         self.faults: list[Fault] = []
         self.unanswered: list[ScheduleUnanswered] = []
+        self.lost_leases: list[LeaseUnanswered] = []
         self.entries = 0
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
@@ -114,6 +115,9 @@ class EntriesByJob:
             return
         if kind == "ScheduleUnanswered":
             self.unanswered.append(ScheduleUnanswered(**values))
+            return
+        if kind == "LeaseUnanswered":
+            self.lost_leases.append(LeaseUnanswered(**values))
             return
         job_id = values["job_id"]
         job = self.jobs.get(job_id)

@@ -18,8 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from toc.testing.faults import FaultTimeline
-from toc.testing.history import Fault, ScheduleUnanswered
+from toc.testing.faults import FaultTimeline, LostLeases
+from toc.testing.history import Fault, LeaseUnanswered, ScheduleUnanswered
 from toc.testing.job_entries import EntriesByJob
 from toc.testing.judge import JobJudge, Rules
 from toc.testing.report import Report
@@ -46,6 +46,7 @@ class _SharedEntries(NamedTuple):
 
     faults: list[Fault]
     unanswered: list[ScheduleUnanswered]
+    lost_leases: list[LeaseUnanswered]
 
 
 def check_journal_files(
@@ -62,7 +63,7 @@ def check_journal_files(
         directory = Path(name)
         for part in range(parts):
             (directory / str(part)).mkdir()
-        common = _SharedEntries([], [])
+        common = _SharedEntries([], [], [])
         chunks = [
             (directory, str(number), chunk, parts)
             for number, chunk in enumerate(_split_into_chunks(sizes))
@@ -70,7 +71,8 @@ def check_journal_files(
         for found in pool.map(_write_lines_to_parts, *zip(*chunks, strict=True)):
             common.faults.extend(found.faults)
             common.unanswered.extend(found.unanswered)
-        report = Report(entries=len(common.faults) + len(common.unanswered))
+            common.lost_leases.extend(found.lost_leases)
+        report = Report(entries=sum(len(entries) for entries in common))
         tasks = [(directory / str(part), rules, common) for part in range(parts)]
         for judged in pool.map(_judge_part, *zip(*tasks, strict=True)):
             report.merge(judged, rules.problems_max)
@@ -139,7 +141,7 @@ def _write_lines_to_parts(
                 if found:
                     with (directory / str(part) / name).open("ab") as out:
                         out.writelines(found)
-    return _SharedEntries(common.faults, common.unanswered)
+    return _SharedEntries(common.faults, common.unanswered, common.lost_leases)
 
 
 def _judge_part(directory: Path, rules: Rules, common: _SharedEntries) -> Report:
@@ -147,7 +149,7 @@ def _judge_part(directory: Path, rules: Rules, common: _SharedEntries) -> Report
     for path in sorted(directory.iterdir()):
         add_journal_file(by_job, path)
         path.unlink()
-    return judge_all_jobs(by_job, rules, common.faults, common.unanswered)
+    return judge_all_jobs(by_job, rules, *common)
 
 
 def judge_all_jobs(
@@ -155,10 +157,14 @@ def judge_all_jobs(
     rules: Rules,
     faults: list[Fault],
     unanswered: list[ScheduleUnanswered],
+    lost_leases: list[LeaseUnanswered],
 ) -> Report:
     """Judges the jobs of `by_job` and returns the report on them."""
     judge = JobJudge(
-        rules, FaultTimeline(faults, rules.linger_ms), strangers_are_legal=bool(unanswered)
+        rules,
+        FaultTimeline(faults, rules.linger_ms),
+        LostLeases(lost_leases),
+        strangers_are_legal=bool(unanswered),
     )
     for job_id, job in by_job.jobs.items():
         judge.judge_job(job_id, job)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from toc.domain.claim_tokens import remove_alone_mark
-from toc.testing.faults import FaultTimeline
+from toc.testing.faults import FaultTimeline, LostLeases
 from toc.testing.job_entries import (
     AGAIN,
     BURIED,
@@ -88,13 +88,21 @@ class JobJudge:
     `strangers_are_legal`: jobs that no answered call scheduled are no problem.
     """
 
-    def __init__(self, rules: Rules, faults: FaultTimeline, *, strangers_are_legal: bool) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        faults: FaultTimeline,
+        lost_leases: LostLeases,
+        *,
+        strangers_are_legal: bool,
+    ) -> None:
         self.report = Report()
-        self._rules, self._faults, self._strangers_are_legal = rules, faults, strangers_are_legal
+        self._rules, self._faults, self._lost_leases = rules, faults, lost_leases
+        self._strangers_are_legal = strangers_are_legal
 
     def judge_job(self, job_id: int, job: JobEntries) -> None:
         job.sort_by_time()
-        case = _JobCheck(self._rules, self._faults, self.report, job_id, job)
+        case = _JobCheck(self._rules, self._faults, self._lost_leases, self.report, job_id, job)
         if not job.schedules:
             self.report.strangers += 1
             if not self._strangers_are_legal:
@@ -107,9 +115,16 @@ class _JobCheck:
     """Checks the entries of one job."""
 
     def __init__(
-        self, rules: Rules, faults: FaultTimeline, report: Report, job_id: int, job: JobEntries
+        self,
+        rules: Rules,
+        faults: FaultTimeline,
+        lost_leases: LostLeases,
+        report: Report,
+        job_id: int,
+        job: JobEntries,
     ) -> None:
         self._rules, self._faults, self._report = rules, faults, report
+        self._lost_leases = lost_leases
         self._job_id, self._job = job_id, job
         self._biz_type = job.biz_type or (job.starts[0].biz_type if job.starts else "")
         self._snoozed = any(end.how == SNOOZED for end in job.ends)
@@ -353,7 +368,8 @@ class _JobCheck:
     def _check_attempt_count(self, row: FinalRow) -> None:
         """Each claim counts one attempt, so each number up to the row's `attempts` belongs to one start.
 
-        The exception: if a process stops a run, the attempt of this run is taken back.
+        The exceptions: if a process stops a run, the attempt of this run is taken back; and an attempt of
+        which no consumer has learned, by a fault or because the answer with the lease was lost.
         """
         stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
         starts = self._job.starts
@@ -368,9 +384,10 @@ class _JobCheck:
         if missing <= 0:
             return
         ended_ms = starts[-1].at_ms if starts and row.status == "done" else math.inf
+        due_ms = self._writes[0].action_ms if self._writes else 0
         if self._faults.has_fault_within(
-            self._writes[0].action_ms if self._writes else 0, ended_ms
-        ):
+            due_ms, ended_ms
+        ) or self._lost_leases.were_possible_within(self._biz_type, due_ms, ended_ms):
             self._report.unstarted += missing
         else:
             self.add_problem(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
