@@ -121,10 +121,7 @@ def test_leases_of_processes_that_knew_only_the_clock_that_was_behind_are_kept(
     followed.look()
     assert followed.seen.stepped_s == 0
     assert followed.seen.statement_bounds().due_ms >= followed.true_ms
-    assert (
-        followed.seen.statement_bounds().lease_ms
-        < followed.true_ms - HOUR_MS + 10_000
-    )
+    assert followed.seen.statement_bounds().lease_ms < followed.true_ms - HOUR_MS + 10_000
     followed.look(after_s=HOLD_S)
     followed.look()
     assert followed.seen.statement_bounds().lease_ms >= followed.true_ms

@@ -1,12 +1,13 @@
 """Follows the clock of one database, and bounds the times that this process believes.
 
-A database's clock decides when jobs are due and when leases end. It may step: NTP sets it, or the database
-fails over to a host whose clock is wrong. A step must neither start jobs early nor end valid leases. So a
-process expects the database's last time plus the time that has passed in this process since then, with a
-tolerance of `STEP_MS_MAX` (for leases without it). The expected time bounds statements that start or take
-over jobs (`statement_bounds`), so that even the first statement after a step does no harm. A process does not follow a
-measurement outside the tolerance: the clock has *stepped*, until the clock is back, or until a comparison
-with other servers' clocks shows that the clock is right (`trust_last_measurement`).
+A database's clock decides when jobs are due and when leases end. It may step: NTP sets it, or the
+database fails over to a host whose clock is wrong. A step must neither start jobs early nor end valid
+leases. So a process expects the database's last time plus the time that has passed in this process since
+then, with a tolerance of `STEP_MS_MAX` (for leases without it). The expected time bounds statements that
+start or take over jobs (`statement_bounds`), so that even the first statement after a step does no harm.
+A process does not follow a measurement outside the tolerance: the clock has *stepped*, until the clock
+is back, or until a comparison with other servers' clocks shows that the clock is right
+(`trust_last_measurement`).
 """
 
 from __future__ import annotations
