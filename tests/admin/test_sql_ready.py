@@ -106,7 +106,10 @@ def reader(world: World) -> Iterator[World]:
     with closing(administrator), closing(administrator.cursor()) as cursor:
         for database in (0, 1):
             for sql in account_statements(
-                ROLES["reader"], "'toc_read'@'%'", world.schema(database), []
+                ROLES["reader"],
+                "'toc_read'@'%'",
+                world.schema(database),
+                world.settings.routing.shards_of_database(database),
             ):
                 # MariaDB has no TLS here; tests/contract/test_tls.py has servers that have.
                 cursor.execute(sql.replace(" REQUIRE SSL", "") if is_mariadb else sql)

@@ -30,7 +30,7 @@ class RemoteWorld(WebWorld):
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = _make_config(self.app, self.settings.web)
+        config = _make_config(self.app, self.settings)
         config.lifespan = "off"  # the world stops the backend
         self._server = uvicorn.Server(config)
         self._served = asyncio.run_coroutine_threadsafe(

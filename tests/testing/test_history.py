@@ -8,6 +8,7 @@ from toc.testing import (
     Ended,
     Fault,
     Journal,
+    LeaseUnanswered,
     Redriven,
     RescheduleAnswered,
     Row,
@@ -22,6 +23,7 @@ from toc.testing.history import KINDS
 ENTRIES = [
     Scheduled(1, "order.close", 1000, 1.0, 1.25),
     ScheduleUnanswered("order.close", 3, 1.0, 1.25),
+    LeaseUnanswered("mail", 1.0, 1.25),
     CancelAnswered(1, "cancelled", 2.5, 3.5),
     RescheduleAnswered(2, "", 5, 2.5, 3.5),
     Redriven(2, "redriven", 2.5, 3.5),

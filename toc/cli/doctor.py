@@ -251,7 +251,7 @@ class SetupChecker:
             )
         for part in read_reconciliation_health(self._settings, databases):
             level: Level = "fail" if part.state != "up" else "warn" if part.means else "ok"
-            yield CheckResult("reconciled", "last run", level, part.how, part.means)
+            yield CheckResult(part.part, "last run", level, part.how, part.means)
 
     # ---- clocks
 
