@@ -192,9 +192,7 @@ class Settlement:
         # A job that is given back is due as before the claim, which has passed.
         due_ms = outcome.due_ms or now_ms
         if job.status is not Status.RUNNING and job.due_ms is not None:
-            due_ms = (
-                job.due_ms
-            )  # an earlier call has settled it: its time holds, not that of the repetition
+            due_ms = job.due_ms  # an earlier call has settled it: the time in the row holds
         back = self._context.reminder_to_put_back(now_ms, due_ms, job.job_id)
         return Ack(topic, job.job_id, back)
 

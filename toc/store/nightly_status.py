@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
 from toc.store.databases import Database, Databases
+from toc.store.meta_values import write_meta_value
 
 NIGHTLY = "nightly"
 """The row's name. Its value is JSON, ASCII, of at most 255 bytes."""
@@ -49,7 +50,6 @@ def record_nightly_status(
         raise ValueError(f"not names of parts: {failed!r}")
     database = databases[0]
     now_ms = database.now_ms()
-    change = update(database.meta).where(database.meta.c.name == NIGHTLY)
 
     def replace_status(connection: Connection) -> NightlyStatus:
         before = _read_status(connection, database)
@@ -58,9 +58,7 @@ def record_nightly_status(
             now_ms, round(seconds, 1), code, failed[:FAILED_CHARS_MAX], findings, good_ms
         )
         value = json.dumps(asdict(made), separators=(",", ":"))
-        # Not REPLACE, which needs the right to delete from toc_meta: no other statement needs that right.
-        if not connection.execute(change.values(value=value)).rowcount:
-            connection.execute(insert(database.meta), {"name": NIGHTLY, "value": value})
+        write_meta_value(connection, database, NIGHTLY, value)
         return made
 
     return database.run_transaction(replace_status)

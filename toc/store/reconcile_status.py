@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select
 
 from toc.store.databases import Database, Databases
+from toc.store.meta_values import write_meta_value
 
 RECONCILED = "reconciled"
 """The row's name. Its value is JSON, ASCII, of at most 255 bytes."""
@@ -52,8 +53,6 @@ def record_reconcile_result(
         raise ValueError(f"not a verdict: {verdict!r}")
     database = databases[0]
     now_ms = database.now_ms()
-    column = database.meta.c
-    change = update(database.meta).where(column.name == RECONCILED)
 
     def replace_result(connection: Connection) -> LastReconcileResult:
         before = _read_result(connection, database)
@@ -65,9 +64,7 @@ def record_reconcile_result(
             now_ms, verdict, disagreements, repaired, round(seconds, 1), whole_ms, left
         )
         value = json.dumps(asdict(made), separators=(",", ":"))
-        # Not REPLACE, which needs the right to delete from toc_meta: no other statement needs that right.
-        if not connection.execute(change.values(value=value)).rowcount:
-            connection.execute(insert(database.meta), {"name": RECONCILED, "value": value})
+        write_meta_value(connection, database, RECONCILED, value)
         return made
 
     return database.run_transaction(replace_result)

@@ -17,12 +17,8 @@ from toc.store.schema import FITS_SINCE
 def read_recorded_meta(database: Database) -> dict[str, str]:
     """Reads the facts of the routing, the database's index and its identity. Raises StoreUnavailable."""
     table = database.meta
-    others = (
-        FITS_SINCE,
-        RECONCILED,
-        NIGHTLY,
-        *MARKS,
-    )  # facts about the schema and about nightly runs
+    # Facts about the schema and about nightly runs.
+    others = (FITS_SINCE, RECONCILED, NIGHTLY, *MARKS)
     query = select(table.c.name, table.c.value).where(table.c.name.not_in(others))
     return {str(name): str(value) for name, value in database.select(query)}
 

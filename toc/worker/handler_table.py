@@ -51,9 +51,8 @@ class HandlerTable:
         self._types, self._declared, self._claims = types, declared, claims
         self._registry, self._sinks = registry, sinks
         self._specs: dict[int, HandlerSpec] = {}
-        self._not_for_every_type: frozenset[int] = (
-            frozenset()
-        )  # that the handler of "*" does not run
+        # The type numbers that the handler of "*" does not run.
+        self._not_for_every_type: frozenset[int] = frozenset()
         self._version = (-1, -1)  # of the types and of the declarations, when `_specs` was made
         self._refused: set[tuple[str, str]] = set()  # of which an error was logged
         self._lock = threading.Lock()
