@@ -16,6 +16,7 @@ from sqlalchemy import text
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from toc.center.center import TimeoutCenter
 from toc.domain.biz_ids import hash_text_id
+from toc.domain.ids import lowest_id_at
 from toc.reconcile import archive_forget
 from toc.reconcile.archive import archive_due_rows
 from toc.reconcile.archive_commits import ArchiveTable, CannotArchive
@@ -25,11 +26,13 @@ from toc.reconcile.delta_tables import open_files, require_table, table_url
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.archive_status import begin_archive_run
+from toc.store.column_types import ms_of_sql_time
 from toc.store.databases import Databases
 
 __all__ = ["no_settings", "redis", "servers", "toc"]
 
 GREATEST, QUOTED, OTHER = 2**64 - 1, "O'Neill \\ Ä😀", 7
+ENDED = "2026-01-05 00:00:00.000"
 
 
 @pytest.fixture
@@ -43,10 +46,13 @@ def settings(servers: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
             for tenant in (None, "shop"):
                 job = center.schedule(biz_id, timedelta(days=1), tenant=tenant)
                 assert center.cancel(job, reason=f"of {biz_id} of {tenant}")
+    # A job is archived only if it was made before it ended, so its id has to be as old as its end.
+    younger = lowest_id_at(SystemClock().wall_ms()) - lowest_id_at(ms_of_sql_time(ENDED))
+    old_id = f"job_id = job_id - {younger}"
     for database in opened(settings):
         for shard in database.shards:
-            change_rows(database, shard, "UPDATE {} SET gmt_modified = '2026-01-05 00:00:00.000'")
-        run_sql(database, "UPDATE toc_event SET event_time = '2026-01-05 00:00:00.000'")
+            change_rows(database, shard, f"UPDATE {{}} SET {old_id}, gmt_modified = '{ENDED}'")
+        run_sql(database, f"UPDATE toc_event SET {old_id}, event_time = '{ENDED}'")
     done = archive_due_rows(None, settings, SystemClock(), [].append)
     assert done.is_good
     assert [sum(part.rows for part in done.of_table(name)) for name in MARKS] == [6, 6]

@@ -12,6 +12,7 @@ import pytest
 from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok
 from tests.worker.rig import Rig
+from tests.worker.waiting import wait_until
 from toc.domain.job import Event
 from toc.domain.retry_policies import DelayList
 from toc.runtime.setting_groups import WebhookSettings
@@ -67,6 +68,14 @@ class PostOffice:
     def events(self, job_id: int) -> list[Event]:
         shard = self.rig.shard(job_id)
         return read_events(self.databases.database_of_shard(shard), job_id, 10)
+
+    def wait_for_snooze(self, job_id: int) -> None:
+        """Waits until the job waits for its destination.
+
+        A new job can be due some milliseconds later by another clock, so that does not count.
+        """
+        rig = self.rig
+        wait_until(lambda: rig.row(job_id).action_ms > rig.now_ms(job_id) + 1000, "a snooze")
 
     def refresh(self) -> None:
         for _ in self.databases:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.webhooks.conftest import MakePostOffice, PostOffice
 from tests.worker.rig import NOW
-from tests.worker.waiting import wait_until
 from toc.domain.declared_type import DeclaredType
 from toc.domain.job import Status
 from toc.store.declared_types import DeclaredTypes
@@ -59,7 +58,7 @@ def test_jobs_wait_for_a_destination_that_is_missing_or_cannot_be_decrypted(
     declare(office, "order.close", mode="sink", sink=sink, max_attempts=1)
     office.rig.start()
     job_id = office.rig.center.schedule(1, NOW, biz_type="order.close")
-    wait_until(lambda: office.rig.row(job_id).action_ms > office.rig.now_ms(job_id), "a snooze")
+    office.wait_for_snooze(job_id)
     assert office.rig.row(job_id)[:2] == (Status.PENDING, 0)
     assert not receiver.requests
     text = "encrypted by the key 'lost'" if is_key_lost else "webhook other is not in the table"

@@ -116,7 +116,7 @@ def test_a_row_that_does_not_fit_sends_nothing(
     else:
         office.change("shop", url=f"http://127.0.0.2:{receiver.port}/")
     job_id = office.rig.center.schedule(1, NOW, biz_type="shop")
-    wait_until(lambda: office.rig.row(job_id).action_ms > office.rig.now_ms(job_id), "a snooze")
+    office.wait_for_snooze(job_id)
     assert office.rig.row(job_id)[:2] == (Status.PENDING, 0)
     assert not receiver.requests
     assert not other.requests
@@ -133,10 +133,7 @@ def test_410_disables_the_destination_and_its_jobs_wait(
     wait_until(lambda: office.row("shop").disabled_ms is not None, "the destination to be disabled")
     second = center.schedule(2, NOW, biz_type="shop")
     for job_id in (first, second):
-        wait_until(
-            lambda job_id=job_id: office.rig.row(job_id).action_ms > office.rig.now_ms(job_id),
-            "the job to wait",
-        )
+        office.wait_for_snooze(job_id)
         assert office.rig.row(job_id)[:2] == (Status.PENDING, 0)
     assert len(receiver.requests) == 1
     assert "answered 410 (gone)" in caplog.text
