@@ -265,7 +265,14 @@ class TimeoutCenter:
         """
         if actor is not None:
             check_actor(actor)
-        wanted = self._check_jobs(jobs, biz_type, on_duplicate)
+        return self.write_checked_jobs(
+            self._check_jobs(jobs, biz_type, on_duplicate), on_duplicate, actor
+        )
+
+    def write_checked_jobs(
+        self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate, actor: str | None = None
+    ) -> list[Scheduled | Exception]:
+        """For `toc.http`: as `schedule_each`, with jobs whose arguments and payloads are checked already."""
         state = self._open_connections()
         by_database: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(wanted):
