@@ -1,4 +1,4 @@
-"""Each limit of a connection by itself: how many there are, how long one lasts, and answers that nobody reads."""
+"""Each limit of a connection by itself: how many there are, how long one lasts, unread answers."""
 
 from __future__ import annotations
 

@@ -70,11 +70,6 @@ class AsyncTimeoutCenter:
             await self._run_in_thread(functools.partial(checks.check_job, database, job))
         return await self._write_with_others(database.index, job)
 
-    async def write_checked_job(self, job: CheckedJob) -> int:
-        """For `toc.http`: as `schedule`, with a job without a dedup_key that is checked already."""
-        state = await self._connect()
-        return await self._write_with_others(state.database_of_business(job.business).index, job)
-
     schedule_many = _in_thread(TimeoutCenter.schedule_many)
     cancel = _in_thread(TimeoutCenter.cancel)
     schedule_each = _in_thread(TimeoutCenter.schedule_each)
@@ -112,6 +107,11 @@ class AsyncTimeoutCenter:
         if state is None:  # connecting blocks
             state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
         return state
+
+    async def _write_checked_job(self, job: CheckedJob) -> int:
+        """As `schedule`, with a job without a dedup_key that is checked already."""
+        state = await self._connect()
+        return await self._write_with_others(state.database_of_business(job.business).index, job)
 
     async def _write_with_others(self, database: int, job: CheckedJob) -> int:
         loop = asyncio.get_running_loop()

@@ -72,9 +72,9 @@ async def _schedule_one(
     await _require_room(backend, index, wanted.business, wanted.biz_type)
     if wanted.dedup_key is None:
         with backend.calls.place(index):
-            job_id = await backend.async_center.write_checked_job(wanted)
+            job_id = await backend.write_job(wanted)
         return Scheduled(job_id, "inserted")
-    write = functools.partial(backend.center.write_checked_jobs, [wanted], rule, caller.actor)
+    write = functools.partial(backend.write_jobs, [wanted], rule, caller.actor)
     (done,) = await backend.calls.run(index, write)
     if isinstance(done, Exception):
         raise done
@@ -121,7 +121,7 @@ async def _schedule_bulk(
             if not group:
                 continue
             write = functools.partial(
-                backend.center.write_checked_jobs,
+                backend.write_jobs,
                 [wanted for _, wanted in group], rule, call.caller.actor,
             )  # fmt: skip
             found: Sequence[Scheduled | Exception]

@@ -12,6 +12,8 @@ from typing import Any
 
 from toc.http.call import Route
 
+_FIRST_TYPE = {"biz_type": "$response.body#/types/0/name"}
+_SAME_TYPE = {"types": ["$request.body#/biz_type"]}
 _JOB_ID = {"job_id": "$response.body#/job_id"}
 _BIZ_TYPE = {"path.biz_type": "$request.body#/biz_type"}
 _BUSINESS = {"biz_id": "$request.body#/biz_id"}
@@ -20,38 +22,31 @@ _FIRST_LEASE = {
         {"job_id": "$response.body#/leases/0/job_id", "token": "$response.body#/leases/0/token"}
     ]
 }
+_OK = (HTTPStatus.OK,)
 _SCHEDULED = (HTTPStatus.CREATED, HTTPStatus.OK)
+_LINKS: tuple[tuple[str, str, Iterable[HTTPStatus], Mapping[str, Any]], ...] = (
+    (r"/v1/jobs", "get_v1_types", _OK, {"requestBody": _FIRST_TYPE}),
+    (r"/v1/jobs/\{job_id\}.*", "post_v1_jobs", _SCHEDULED, {"parameters": _JOB_ID}),
+    (r"/v1/types/\{biz_type\}/jobs", "post_v1_jobs", _SCHEDULED,
+     {"parameters": _BIZ_TYPE | {"query.biz_id": "$request.body#/biz_id"}}),
+    (r"/v1/types/\{biz_type\}/jobs:.*", "post_v1_jobs", _SCHEDULED,
+     {"parameters": _BIZ_TYPE, "requestBody": _BUSINESS}),
+    (r"/v1/leases", "post_v1_jobs", _SCHEDULED, {"requestBody": _SAME_TYPE}),
+    (r"/v1/leases:.*", "post_v1_leases", _OK, {"requestBody": _FIRST_LEASE}),
+)  # fmt: skip
+"""The paths of calls, the call whose answer leads to them, the statuses of that answer, and the values."""
 
 
 def make_links(routes: Iterable[Route]) -> dict[tuple[str, HTTPStatus], dict[str, Any]]:
     """The links of each answer, by the operationId of its call and the status."""
     found: dict[tuple[str, HTTPStatus], dict[str, Any]] = {}
     for route in routes:
-        to, link = operation_id(route), _link_to(route)
-        if link is None:
-            continue
-        source, statuses, what = link
-        for status in statuses:
-            found.setdefault((source, status), {})[to] = {"operationId": to, **what}
+        name = operation_id(route)
+        for path, source, statuses, values in _LINKS:
+            if re.fullmatch(path, route.path):
+                for status in statuses:
+                    found.setdefault((source, status), {})[name] = {"operationId": name, **values}
     return found
-
-
-def _link_to(route: Route) -> tuple[str, Iterable[HTTPStatus], Mapping[str, Any]] | None:
-    """The call whose answer leads to this one, the statuses of the answer, and the values."""
-    path = route.path
-    if "{job_id}" in path:
-        return "post_v1_jobs", _SCHEDULED, {"parameters": _JOB_ID}
-    if path == "/v1/types/{biz_type}/jobs":
-        query = {"query.biz_id": "$request.body#/biz_id"}
-        return "post_v1_jobs", _SCHEDULED, {"parameters": _BIZ_TYPE | query}
-    if "{biz_type}" in path:
-        return "post_v1_jobs", _SCHEDULED, {"parameters": _BIZ_TYPE, "requestBody": _BUSINESS}
-    if path == "/v1/leases":
-        types = {"types": ["$request.body#/biz_type"]}
-        return "post_v1_jobs", _SCHEDULED, {"requestBody": types}
-    if path.startswith("/v1/leases:"):
-        return "post_v1_leases", (HTTPStatus.OK,), {"requestBody": _FIRST_LEASE}
-    return None
 
 
 def operation_id(route: Route) -> str:
