@@ -59,6 +59,12 @@ def protocol_of(server: WebServer) -> Any:
     return server._server.config.http_protocol_class
 
 
+def connection_of(server: WebServer, raw: socket.socket) -> Any:
+    """The server's end of a connection."""
+    ends = server._server.server_state.connections
+    return next(each for each in list(ends) if each.client == raw.getsockname())  # type: ignore[union-attr]
+
+
 def connect_without_reading(server: WebServer) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     raw = socket.socket()
@@ -95,6 +101,10 @@ def test_the_connection_that_was_idle_for_longest_is_closed(server: WebServer) -
         for raw in idle:
             raw.sendall(HEALTH)
             assert raw.recv(65_536).startswith(b"HTTP/1.1 200")
+        for number, raw in enumerate(
+            idle
+        ):  # else two of them may have become idle in one millisecond
+            connection_of(server, raw).since_s = float(number)
         one_more = stack.enter_context(connect(server))
         assert read_to_end(idle[0]) == b""
         for raw in (one_more, *idle[1:]):
