@@ -47,6 +47,7 @@ def shown(right: str) -> str:
     name, _, columns = right.partition(" (")
     sign = {"": "", "value)": " ²", "last_used_time, revoked_time)": " ³", "revoked_time)": " ⁴"}
     sign["version, disabled_time, disabled_reason, gmt_modified)"] = " ⁵"
+    sign["peak_per_min)"] = " ⁷"
     if name == "REFERENCES":
         return f"{name} ⁶"
     return name + sign.get(columns, " ¹")

@@ -193,8 +193,8 @@ class Claims:
     ) -> dict[int, ClaimedRow]:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
 
-        `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic of
-        several types.
+        `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic
+        of several types.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
