@@ -164,22 +164,18 @@ class Claims:
         """Sets the types whose rows are claimed from now on. Takes a few milliseconds.
 
         `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
-        scanner. `closed`: types of which a scanner's rows are not claimed.
+        scanner. `closed`: types of which no row is claimed now.
         """
-        numbers = set(types)
+        numbers = set(types).difference(closed)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
         claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
         self._claim_before = CompiledStatement(claim_at, self._dialect)
-        claim_due = CompiledStatement(claim_now, self._dialect)
+        self._claim_due = CompiledStatement(claim_now, self._dialect)
         self._claim_before_shared = self._claim_before
         if not numbers.isdisjoint(held):
             free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
             self._claim_before_shared = CompiledStatement(free, self._dialect)
-        if not numbers.isdisjoint(closed):
-            free = _claim_statement(db_now(), sorted(numbers.difference(closed)), self._lease_end)
-            claim_due = CompiledStatement(free, self._dialect)
-        self._claim_due = claim_due
 
     # ---- claim
 

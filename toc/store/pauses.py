@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy import and_, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.argument_checks import check_actor, check_reason
 from toc.domain.pauses import Pause, Phase
-from toc.errors import InvalidInput, NotFound, StoreUnavailable
+from toc.errors import InvalidInput, NotFound, StatementFailed, StoreUnavailable
 from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
@@ -210,6 +210,18 @@ class Pauses:
         return True
 
 
+def read_targets_now(databases: Databases) -> set[str]:
+    """The targets that are paused or ramping now; empty if no database answers."""
+    cache = PauseCache(databases)
+    try:
+        cache.read_all_copies()
+        now_ms = databases.now_ms()
+    except (StoreUnavailable, StatementFailed):
+        return set()
+    known = cache.all().items()
+    return {target for target, each in known if each.pause.phase_at(now_ms) is not Phase.OVER}
+
+
 def add_peak(database: Database, target: str, version: int, per_min: int) -> None:
     """Adds one worker's largest rate before the pause to a row, if the row is there.
 
@@ -221,6 +233,25 @@ def add_peak(database: Database, target: str, version: int, per_min: int) -> Non
         .where(table.c.target == target, table.c.version == version)
         .values(peak_per_min=table.c.peak_per_min + per_min)
     )
+
+
+def delete_old_changes(database: Database, before_ms: int, limit: int) -> int:
+    """Deletes up to `limit` changes that a newer one replaced and that are older than `before_ms`."""
+    table = database.pause
+    newer = table.alias("newer")
+    query = (
+        select(table.c.target, table.c.version)
+        .where(
+            table.c.changed_time < before_ms,
+            exists().where(newer.c.target == table.c.target, newer.c.version > table.c.version),
+        )
+        .order_by(table.c.target, table.c.version)
+        .limit(limit)
+    )
+    rows = database.select(query)
+    for target, version in rows:
+        database.execute(delete(table).where(table.c.target == target, table.c.version == version))
+    return len(rows)
 
 
 def read_history(databases: Databases, target: str) -> list[PauseRow]:
