@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import aio_pika
+import confluent_kafka
 import redis
 
 Received = list[tuple[str, bytes]]
@@ -48,3 +49,43 @@ def read_stream(url: str, key: str) -> Received:
     with redis.Redis.from_url(url) as client:
         entries: Sequence[Any] = client.xrange(key)  # type: ignore[assignment]
         return [(fields[b"job_id"].decode(), fields[b"body"]) for _, fields in entries]
+
+
+class KafkaTopic:
+    """Reads a topic from its beginning, whenever `read` is called."""
+
+    def __init__(self, bootstraps: str, topic: str) -> None:
+        self._bootstraps, self._topic = bootstraps, topic
+
+    def read_records(self) -> list[Any]:
+        """All records of all partitions, up to their ends now."""
+        config = {
+            "bootstrap.servers": self._bootstraps,
+            "group.id": "tests",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+        consumer = confluent_kafka.Consumer(config)
+        try:
+            known = consumer.list_topics(self._topic, timeout=60).topics[self._topic].partitions
+            places = [confluent_kafka.TopicPartition(self._topic, each, 0) for each in known]
+            ends = {
+                place.partition: consumer.get_watermark_offsets(place, timeout=60)[1]
+                for place in places
+            }
+            consumer.assign(places)
+            found: list[Any] = []
+            while len(found) < sum(ends.values()):
+                record = consumer.poll(60)
+                assert record is not None, "the topic does not end where it says"
+                assert record.error() is None, record.error()
+                found.append(record)
+            return found
+        finally:
+            consumer.close()
+
+    def read(self) -> Received:
+        return [
+            (dict(record.headers())["job_id"].decode(), record.value())
+            for record in self.read_records()
+        ]
