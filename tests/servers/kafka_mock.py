@@ -6,7 +6,7 @@ producers, acknowledgements and consumers, keeps records in memory, and can take
     with start_kafka_mock() as cluster: cluster.bootstraps, cluster.take_down(), cluster.take_up()
 
 As a program (`python -m tests.servers.kafka_mock BROKERS`) it prints its addresses, then obeys lines: "down",
-"up", "create TOPIC", "error TOPIC", and answers each with "ok".
+"up", "create TOPIC", "error TOPIC", "refuse", and answers each with "ok".
 """
 
 import ctypes
@@ -25,6 +25,8 @@ PARTITIONS = 4
 _PRODUCER = 0
 _ERROR_BYTES = 512
 _TOPIC_AUTHORIZATION_FAILED = 29
+_CLUSTER_AUTHORIZATION_FAILED = 31
+_INIT_PRODUCER_ID = 22
 
 
 class KafkaMock:
@@ -46,6 +48,10 @@ class KafkaMock:
     def forbid_topic(self, topic: str) -> None:
         """Whoever asks for the topic gets TOPIC_AUTHORIZATION_FAILED."""
         self._order(f"error {topic}")
+
+    def refuse_next_producer(self) -> None:
+        """The next idempotent producer gets a fatal error (CLUSTER_AUTHORIZATION_FAILED)."""
+        self._order("refuse")
 
     def _order(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -102,6 +108,9 @@ class _Cluster:
         library.rd_kafka_mock_topic_create.argtypes = [pointer, text, number, number]
         library.rd_kafka_mock_topic_set_error.argtypes = [pointer, text, number]
         library.rd_kafka_mock_topic_set_error.restype = None
+        push = library.rd_kafka_mock_push_request_errors_array
+        push.argtypes = [pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(number)]
+        push.restype = None
         for name in ("down", "up"):
             getattr(library, f"rd_kafka_mock_broker_set_{name}").argtypes = [pointer, number]
         error = ctypes.create_string_buffer(_ERROR_BYTES)
@@ -125,6 +134,11 @@ class _Cluster:
             name = topic.encode()
             call = self._library.rd_kafka_mock_topic_create
             return int(call(self._cluster, name, PARTITIONS, self._brokers))
+        if word == "refuse":
+            errors = (ctypes.c_int * 1)(_CLUSTER_AUTHORIZATION_FAILED)
+            push = self._library.rd_kafka_mock_push_request_errors_array
+            push(self._cluster, _INIT_PRODUCER_ID, 1, errors)
+            return 0
         if word == "error":
             code = _TOPIC_AUTHORIZATION_FAILED
             self._library.rd_kafka_mock_topic_set_error(self._cluster, topic.encode(), code)

@@ -116,6 +116,21 @@ def test_brokers_that_go_away_in_the_middle_lose_no_job(
     assert len(received) <= sum(rig.row(job_id).attempts for job_id in ids)
 
 
+def test_a_producer_that_the_cluster_refuses_for_good_is_replaced(
+    sink_rig: MakeSinkRig, cluster: KafkaMock, topic: str
+) -> None:
+    """After a fatal error an idempotent producer sends nothing any more."""
+    cluster.refuse_next_producer()
+    rig = sink_rig(sinks=settings_of(cluster))
+    declare(rig, "order.close", sink=f"kafka:orders/{topic}", max_attempts=200)
+    failed = metric("toc_sink_messages_total", sink=LABEL, outcome="failed")
+    rig.start()
+    ids = schedule(rig, 10)
+    rig.wait_for(Status.DONE, *ids, seconds=90)
+    assert metric("toc_sink_messages_total", sink=LABEL, outcome="failed") > failed
+    assert len(KafkaTopic(cluster.bootstraps, topic).read()) == len(ids)
+
+
 def test_it_keeps_the_rules_of_sinks(cluster: KafkaMock, topic: str) -> None:
     url = f"kafka://{cluster.bootstraps}"
     check_sink(

@@ -135,7 +135,7 @@ def _value_as_text(value: object) -> str:
 
 
 def _make_markdown_cell(value: object) -> str:
-    return "" if value is None or value in ([], {}) else f"`{_value_as_text(value)}`"
+    return "" if value is None or value in ("", [], {}) else f"`{_value_as_text(value)}`"
 
 
 _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runtime/settings.py. -->

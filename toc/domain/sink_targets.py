@@ -20,7 +20,6 @@ ROUTE_CHARS_MAX = 200
 _KIND = r"[a-z][a-z0-9-]{0,31}"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _SINK = re.compile(rf"(?P<kind>{_KIND}):(?P<name>{_NAME})(?:/(?P<route>.+))?", re.ASCII | re.DOTALL)
-_DESTINATION = re.compile(_NAME, re.ASCII)
 _ROUTE = re.compile(r"(?:[A-Za-z0-9._:-]|\{(?:" + "|".join(PLACEHOLDERS) + r")\})+", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 # No dot, so that a value cannot add a word to a routing key: that is up to whoever declares the type.
@@ -69,11 +68,6 @@ def parse_sink(text: object) -> SinkTarget:
         )
         raise InvalidInput("sink", text, rule)
     return SinkTarget(found["kind"], found["name"], route)
-
-
-def is_destination_name(text: str) -> bool:
-    """Whether a text may be the name of a destination."""
-    return _DESTINATION.fullmatch(text) is not None
 
 
 def _value_of(job: Job, name: str) -> str:

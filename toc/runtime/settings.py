@@ -228,7 +228,8 @@ class Settings(BaseSettings):
     ) -> dict[str, dict[str, SinkSettings]]:
         for kind, names in value.items():
             for name, group in names.items():
-                parse_sink(f"{kind}:{name}")
+                if parse_sink(f"{kind}:{name}").route:
+                    raise ValueError(f"{kind}.{name}: a name has no /")
                 if not group.url:
                     raise ValueError(f"{kind}.{name}: url must be set")
         return value

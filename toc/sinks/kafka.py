@@ -14,6 +14,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from toc.errors import InvalidInput
@@ -71,6 +72,8 @@ class KafkaSink(Sink):
     def _produce(
         self, producer: Producer, loop: asyncio.AbstractEventLoop, message: SinkMessage
     ) -> asyncio.Future[Exception | None]:
+        from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+
         answer: asyncio.Future[Exception | None] = loop.create_future()
 
         def set_answer(result: Exception | None) -> None:
@@ -91,8 +94,10 @@ class KafkaSink(Sink):
                 headers={"job_id": message.message_id, "type": message.job.biz_type},
                 on_delivery=on_delivery,
             )
-        except Exception as error:  # noqa: BLE001 - BufferError: full; KafkaException: refused at once
+        except BufferError as error:  # the producer's queue is full
             set_answer(error)
+        except KafkaException as error:
+            set_answer(self._as_answer(error.args[0]))
         return answer
 
     def _find_producer(self) -> Producer:
@@ -124,22 +129,29 @@ class KafkaSink(Sink):
         }
 
     def _poll_until_closed(self) -> None:
-        """Calls the callbacks of the producer."""
+        """Calls the callbacks of the producer, and gives up a producer that is broken for good."""
+        from confluent_kafka import KafkaException  # noqa: PLC0415 - an extra
+
         while not self._stopping.is_set():
             producer = self._producer
             if producer is None:
                 self._stopping.wait(POLL_S)
                 continue
-            producer.poll(POLL_S)
-            if self._is_broken:
-                producer.purge()
+            try:
+                producer.poll(POLL_S)
+                if not self._is_broken:
+                    continue
+            except KafkaException as error:  # a fatal error of the producer
+                log.warning("sink %s takes a new producer: %s", self.destination.label, error)
+            producer.purge()
+            with suppress(KafkaException):
                 producer.flush(FLUSH_S)  # calls back for all that it had
-                self._producer, self._is_broken = None, False
+            self._producer, self._is_broken = None, False
 
     def _as_answer(self, error: KafkaError) -> Exception:
         from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - an extra
 
-        if error.fatal():
+        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - its public name
             # An idempotent producer that has lost track of its records refuses all others: a new one comes.
             self._is_broken = True
         refusals = {
@@ -154,9 +166,11 @@ class KafkaSink(Sink):
     async def close(self) -> None:
         """Waits a moment for records that are on their way, and ends the thread."""
         producer = self._producer
-        if producer is not None:
-            await asyncio.to_thread(producer.flush, FLUSH_S)
-        self._stopping.set()
-        self._producer = None
+        try:
+            if producer is not None:
+                await asyncio.to_thread(producer.flush, FLUSH_S)
+        finally:
+            self._stopping.set()
+            self._producer = None
         if self._poller is not None:
             await asyncio.to_thread(self._poller.join, 2 * POLL_S)
