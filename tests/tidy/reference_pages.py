@@ -12,7 +12,7 @@ from sqlalchemy import Column, MetaData, Table, UniqueConstraint
 from sqlalchemy.dialects import mysql
 
 import toc
-from toc import testing
+from toc import sinks, testing
 from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -51,6 +51,7 @@ def python_markdown() -> str:
         + _section("Classes and settings", toc, values)
         + _section("Errors", toc, ["TocError", *(name for name in errors if name != "TocError")])
         + _section("toc.testing: for your tests", testing, IN_TESTS)
+        + _section("toc.sinks: for sinks of your own", sinks, sinks.__all__)
     )
 
 

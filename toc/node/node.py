@@ -30,7 +30,7 @@ from toc.node.http_server import HttpServer
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
-from toc.node.sinks import WEBHOOK, WebhookSink
+from toc.node.sinks import WEBHOOK, BrokerSinks, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
@@ -52,6 +52,7 @@ from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
+from toc.webhooks.gate import HandlerShares
 from toc.worker.context import ProcessContext
 from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
@@ -71,7 +72,7 @@ class Node:
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
     it gives back the jobs that have not started. `sinks`: handlers of further
-    kinds of sinks, beside "webhook".
+    kinds of sinks, beside "webhook" and those of the settings.
     """
 
     def __init__(
@@ -91,8 +92,14 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
-        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
-        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
+        shares = HandlerShares.of_worker(settings.worker)  # of webhooks and brokers together
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name, shares)
+        self._brokers = BrokerSinks(settings, self._clock, shares)
+        self._sinks: SinkHandlers = {
+            WEBHOOK: self._webhooks.make_handler,
+            **self._brokers.makers,
+            **(sinks or {}),
+        }
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -176,7 +183,10 @@ class Node:
             self.pauses.gate,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
-        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
+        worker.pool.async_handlers.closers += [
+            self._webhooks.close_connections,
+            self._brokers.close_connections,
+        ]
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]

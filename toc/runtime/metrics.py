@@ -73,6 +73,14 @@ WEBHOOKS_DISABLED = Gauge(
 WEBHOOK_BREAKER_OPEN = Gauge(
     "toc_webhook_breaker_open", "1 while the circuit breaker of a destination is open", ["webhook"]
 )
+SINK_MESSAGES = Counter(
+    "toc_sink_messages_total",
+    "Messages of sinks: done (confirmed), failed, refused (this message alone), or wait (not sent)",
+    ["sink", "outcome"],
+)
+SINK_BREAKER_OPEN = Gauge(
+    "toc_sink_breaker_open", "1 while the circuit breaker of a sink's destination is open", ["sink"]
+)
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")
 AUDIT_WAITING = Gauge("toc_audit_entries_waiting", "Audit entries that wait for a database")

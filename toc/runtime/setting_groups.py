@@ -28,7 +28,7 @@ Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="
 """A URL that may hold a password: shown without the password, in JSON too."""
 
 
-def _hide_spark_secrets(properties: dict[str, str]) -> dict[str, str]:
+def _hide_secret_options(properties: dict[str, str]) -> dict[str, str]:
     return {
         name: SecretText(value) if is_secret_name(name) else SecretUrl(value)
         for name, value in properties.items()
@@ -83,7 +83,11 @@ class TypeSettings(_SettingGroup):
         min_length=1,
         description="a file with the JSON Schema of the attribute; its path begins where toc.toml is",
     )
-    sink: str | None = Field(None, description="'webhook:NAME': where the jobs are sent")
+    sink: str | None = Field(
+        None,
+        description="where the jobs are sent: 'webhook:NAME', or a broker of [sinks] as "
+        "'rabbitmq:orders/{biz_type}'",
+    )
 
 
 class TimerSettings(_SettingGroup):
@@ -558,7 +562,7 @@ class ReconcileSettings(_SettingGroup):
     )
     spark: Annotated[
         dict[str, str],
-        AfterValidator(_hide_spark_secrets),
+        AfterValidator(_hide_secret_options),
         PlainSerializer(_strings_without_secrets, when_used="json"),
     ] = Field(
         default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
@@ -660,6 +664,60 @@ class WebhookSettings(_SettingGroup):
     def _check_relations(self) -> Self:
         if self.key is not None and self.key_file is not None:
             raise ValueError("key and key_file are both set: set one of them")
+        if self.open_s_max < self.open_s:
+            raise ValueError(
+                f"open_s_max ({self.open_s_max:g}) must be at least open_s ({self.open_s:g})"
+            )
+        return self
+
+
+class SinkSettings(_SettingGroup):
+    """A destination of a sink, as `[sinks.rabbitmq.orders]` (docs/how-to/sinks.md)."""
+
+    url: Url = Field(
+        "",
+        description="where the broker is: amqp://user:password@host/vhost, redis://host:6379/0, "
+        "kafka://host:9092,host:9092",
+    )
+    options: Annotated[
+        dict[str, str],
+        AfterValidator(_hide_secret_options),
+        PlainSerializer(_strings_without_secrets, when_used="json"),
+    ] = Field(default_factory=dict, description="options of the kind, as 'exchange' = 'orders'")
+    concurrency: int = Field(
+        64, ge=1, le=1000, description="messages that wait for a confirmation, per process, at most"
+    )
+    batch_max: int = Field(100, ge=1, le=1000, description="messages in one send, at most")
+    batch_wait_ms: float = Field(
+        2, ge=0, le=1000, description="how long a message waits for others, to be sent with them"
+    )
+    timeout_s: float = Field(
+        20,
+        gt=0,
+        le=3600,
+        description="time limit for a confirmation; less if worker.lease_s is less",
+    )
+    failures_max: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="failed messages in a row after which the circuit breaker opens",
+    )
+    open_s: float = Field(
+        10, ge=0.1, le=3600, description="how long it is open before one message probes the broker"
+    )
+    open_s_max: float = Field(
+        300, ge=0.1, le=86_400, description="the same after further failures; it doubles up to this"
+    )
+    wait_s_max: float = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="the longest wait of a job for a busy or failing broker before it tries again",
+    )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
         if self.open_s_max < self.open_s:
             raise ValueError(
                 f"open_s_max ({self.open_s_max:g}) must be at least open_s ({self.open_s:g})"

@@ -28,8 +28,9 @@ from toc.worker.gate import Gate
 
 log = logging.getLogger(__name__)
 
-SinkHandlers = Mapping[str, Callable[[str], Handler]]
-"""Makes the handler of a sink: kind -> maker(name). For the sink "webhook:shop": maker("shop")."""
+SinkHandlers = Mapping[str, Callable[[str], Handler | None]]
+"""Makes the handler of a sink: kind -> maker(target). For the sink "webhook:shop": maker("shop"). None: this
+process cannot send there, and leaves the jobs to others."""
 
 
 def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpec:
@@ -118,14 +119,14 @@ class HandlerTable:
     def _make_sink_spec(self, declared: DeclaredType) -> HandlerSpec | None:
         kind, _, target = (declared.sink or "").partition(":")
         make = self._sinks.get(kind)
-        if make is None:
+        handler = None if make is None else make(target)
+        if handler is None:
             self._log_once(
                 declared.name, kind,
                 "biz_type %r is declared for the sink %r, which this process does not have: its jobs wait",
                 declared.name, declared.sink,
             )  # fmt: skip
             return None
-        handler = make(target)
         return HandlerSpec(declared.name, handler, is_async=is_async_handler(handler))
 
     def _log_refused_handler(self, declared: DeclaredType) -> None:
