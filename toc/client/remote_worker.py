@@ -68,6 +68,7 @@ class RemoteWorker:
         self._pool = HandlerPool(
             self._clock, self._may_start, self._finish_run, restart_wanted,
             threads=worker.concurrency, async_tasks=worker.async_concurrency, stuck_max=worker.stuck_max,
+            solitary_max=worker.queue_max,
         )  # fmt: skip
         self._capacity = {False: worker.concurrency, True: worker.async_concurrency}
         self._held: dict[int, LeaseRun] = {}  # by the id() of the run; changed in the loop only
@@ -291,7 +292,7 @@ class RemoteWorker:
         held_s = min(run.spec.timeout_s, run.lease_s / 3)
         margin_s = min(self._settings.worker.lease_margin_s, run.lease_s / MARGIN_PART)
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
-        if self._is_draining or left_s < held_s + margin_s:
+        if self._is_draining or run.control.is_lost or left_s < held_s + margin_s:
             self._settle(run, None, give_back=True)
             return False
         run.started_s = now_s

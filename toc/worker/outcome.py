@@ -7,7 +7,7 @@ import traceback
 from datetime import datetime
 
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import ERROR_CHARS_MAX
 from toc.worker.job_run import CancelledByShutdown, JobRun
@@ -30,7 +30,8 @@ def outcome_of_run(
         return Outcome(job_id, token, OutcomeKind.RETRY, due_ms=now_ms, error=text)
     if isinstance(result, CancelledByShutdown):
         return outcome_for_giving_back(run)
-    if not isinstance(result, BaseException):  # a verdict is a BaseException as well
+    # A verdict is a BaseException as well.
+    if not isinstance(result, BaseException) or isinstance(result, Done):
         return Outcome(job_id, token, OutcomeKind.DONE)
     if isinstance(result, Snooze):
         until = result.until
