@@ -667,7 +667,7 @@ _WRITE_DOCUMENT = (
         c.job_id.in_(IDS),
         c.status == int(Status.RUNNING),
         or_(c.claim_token == bindparam("token"), c.claim_token == bindparam("unmarked")),
-    )  # guard: document-token
+    )
     .values(result=bindparam("document"), gmt_modified=db_now())
 )
 _SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(IDS))

@@ -13,7 +13,7 @@ from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import FinishedRun, JobRun
-from toc.worker.outcome import outcome_for_giving_back, outcome_of_run
+from toc.worker.outcome import outcome_for_giving_back, outcome_of_run, result_within_limit
 from toc.worker.run_log import RunLog
 
 log = logging.getLogger(__name__)
@@ -98,15 +98,7 @@ class AttemptHooks:
         """The text for the column `result`: the last progress, and the result of a job that is done."""
         text = None
         if isinstance(result, Done) and outcome.kind is OutcomeKind.DONE:
-            text = result.result_json
-            size, most = len(text.encode()), self._result_bytes_max
-            if size > most:
-                text = None
-                log.error(
-                    "job %d of %s is done, and its result is not kept: it has %d bytes, limits.result_bytes "
-                    "is %d",
-                    run.job.job_id, run.job.biz_type, size, most,
-                )  # fmt: skip
+            text = result_within_limit(result.result_json, self._result_bytes_max, run.job)
         progress = run.control.progress
         return "" if text is None and progress is None else encode_document(progress, text)
 
