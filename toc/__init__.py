@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.pauses import PauseInfo
+    from toc.domain.result_document import Progress
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
         AccessUnavailable,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
-    from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+    from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
     _center = TimeoutCenter()
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     resume = _center.resume
     pauses = _center.pauses
     get = _center.get
+    wait = _center.wait
     find = _center.find
     dead = _center.dead
     handler = _center.handler
@@ -79,13 +81,14 @@ _HOMES = {
     "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
-    "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
+    "toc.domain.result_document": ("Progress",),
+    "toc.handlers.verdicts": ("Dead", "Done", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close",
+    "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close", "wait",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -117,12 +120,13 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
-    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
+    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Done", "Drop", "DuplicateJob", "Exponential",
     "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "PauseInfo", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
-    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
-    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
-    "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
-    "dead", "find", "get", "handler", "load_settings", "pause", "pauses", "place", "redrive", "reschedule",
-    "resume", "run_now", "schedule", "schedule_each", "schedule_many",
+    "PartlyScheduled", "PauseInfo", "Progress", "RemoteCenter", "RequestFailed", "Retry",
+    "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze",
+    "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable",
+    "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase", "cancel", "close", "complete",
+    "connect", "current_job", "dead", "find", "get", "handler", "load_settings", "pause", "pauses",
+    "place", "redrive", "reschedule", "resume", "run_now", "schedule", "schedule_each",
+    "schedule_many", "wait",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from toc.center.connections import Connections
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
+from toc.center.job_wait import check_timeout, wait_for_end
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -40,7 +41,7 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import F, Registry, registry
+from toc.handlers.registry import B, F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
@@ -448,6 +449,22 @@ class TimeoutCenter:
         """The job as the database has it now; None when there is no such job."""
         return self._open_connections().jobs.get(check_job_id(job_id))
 
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended; returns it, with its `result`. None: there is no such job.
+
+        `timeout`: seconds, or a timedelta, up to `limits.wait_s` (default 60 s). When it is over, the job is
+        returned as it is: `job.status.live` is True then, and `job.last_progress` may say how far it is. The
+        row is read again after pauses that grow to 1 s, and at once when a worker of this process has settled
+        the job. Do not wait in a handler: it keeps a thread of the worker.
+
+        Raises InvalidInput, Overloaded (`limits.waiters` calls wait in this process), StoreUnavailable.
+        """
+        limits = self.settings.limits
+        check_job_id(job_id)
+        return wait_for_end(
+            job_id, check_timeout(timeout, limits), lambda: self.get(job_id), limits.waiters
+        )
+
     def find(
         self,
         biz_id: int | str,
@@ -507,6 +524,7 @@ class TimeoutCenter:
         state = self._open_connections()
         return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -514,10 +532,36 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        batch: None = None,
+        batch_wait: None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers a handler; see `Registry.handler`."""
+        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait}
         return self._handlers.handler(
-            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
+            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, **options
         )
 
     # ---- life

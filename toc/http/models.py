@@ -132,6 +132,13 @@ class JobResults(_Answer):
     results: list[JobResult]
 
 
+class ProgressOut(_Answer):
+    """How far a job is."""
+
+    done: int
+    total: int
+
+
 class JobOut(_Answer):
     """A job as its database has it now."""
 
@@ -149,6 +156,12 @@ class JobOut(_Answer):
     attempts: int
     payload: dict[str, Any]
     key: str | None
+    progress: Annotated[
+        ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
+    ]
+    result: Annotated[
+        Any, Field(description="What a job that is done has kept: any JSON, or null.")
+    ]
 
 
 class JobsOut(_Answer):
@@ -271,14 +284,35 @@ class LeasesOut(_Answer):
 Token = Annotated[str, Field(min_length=1, max_length=96, description="The token of the lease.")]
 
 
-class FinishItem(_Request):
-    """A lease that ends as done."""
+class ProgressIn(_Request):
+    """How far a job is: integers with 0 <= done <= total."""
+
+    done: Annotated[int, Field(ge=0)]
+    total: Annotated[int, Field(ge=1, le=2**53 - 1)]
+
+
+Told = Annotated[
+    ProgressIn | None, Field(description="How far the job is; shown as `progress` of the job.")
+]
+
+
+class ReleaseItem(_Request):
+    """A lease to give back."""
 
     job_id: JobId
     token: Token
 
 
-class FailItem(FinishItem):
+class FinishItem(ReleaseItem):
+    """A lease that ends as done. A result of more than `limits.result_bytes` is not kept."""
+
+    progress: Told = None
+    result: Annotated[
+        Any, Field(description="Any JSON that the job keeps until retention deletes it.")
+    ] = None
+
+
+class FailItem(ReleaseItem):
     """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`.
 
     then: dead: more attempts would not help. cancelled: no action is needed any more. snooze: again after
@@ -288,11 +322,13 @@ class FailItem(FinishItem):
     reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
     retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
     then: Literal["retry", "dead", "cancelled", "snooze"] = "retry"
+    progress: Told = None
 
 
-class ExtendItem(FinishItem):
+class ExtendItem(ReleaseItem):
     """A lease that lasts until `lease_s` from now (default: the type's timeout)."""
 
+    progress: Told = None
     lease_s: Annotated[float | int | None, Field(gt=0, le=86_400)] = None
 
 
@@ -317,7 +353,7 @@ class ExtendIn(_Request):
 class ReleaseIn(_Request):
     """Leases to give back: due at once, the attempt is not counted."""
 
-    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+    items: Annotated[list[ReleaseItem], Field(min_length=1, max_length=BULK_MAX)]
 
 
 class LeaseResult(_Answer):

@@ -45,6 +45,12 @@ STAGE = Histogram(
     ["stage"],
     buckets=LATENESS_BUCKETS_S,
 )
+BATCHES = Counter("toc_handler_batches_total", "Calls of batch handlers that ended", ["biz_type"])
+BATCHES_SPLIT = Counter(
+    "toc_handler_batches_split_total",
+    "Calls of batch handlers that failed, so that each of their jobs ran alone",
+    ["biz_type"],
+)
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 CLAIMS_LOST = Counter("toc_claims_lost_total", "Running handlers whose claim was lost")

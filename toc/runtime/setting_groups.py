@@ -217,6 +217,12 @@ class WorkerSettings(_SettingGroup):
         le=1000,
         description="a process with this many handlers beyond their timeout ends, to be restarted",
     )
+    progress_s: float = Field(
+        1.0,
+        ge=0.1,
+        le=60,
+        description="how often the progress of running jobs is written, at most",
+    )
     snooze_s_min: float = Field(
         1.0,
         ge=0.001,
@@ -731,8 +737,20 @@ class LimitSettings(_SettingGroup):
     attribute_bytes: int = Field(
         4096, ge=2, le=65_535, description="bytes of an attribute as JSON, at most"
     )
+    result_bytes: int = Field(
+        4096, ge=2, le=60_000, description="bytes of a job's result as JSON, at most"
+    )
     schedule_many: int = Field(
         100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many, at most"
+    )
+    wait_s: float = Field(
+        60, ge=0, le=3600, description="how long a call may wait for the end of a job, at most"
+    )
+    waiters: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="calls that wait for the end of a job in one process, at most",
     )
     find: int = Field(1000, ge=1, le=100_000, description="jobs that find() returns, at most")
     biz_types: int = Field(
