@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from toc.center.async_center import AsyncTimeoutCenter
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
+    from toc.domain.countdown import ArrivalAnswer, Countdown
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     reschedule = _center.reschedule
     redrive = _center.redrive
     run_now = _center.run_now
+    countdown = _center.countdown
+    arrive = _center.arrive
     get = _center.get
     find = _center.find
     dead = _center.dead
@@ -71,6 +74,7 @@ _HOMES = {
     "toc.center.async_center": ("AsyncTimeoutCenter",),
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
+    "toc.domain.countdown": ("ArrivalAnswer", "Countdown"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
@@ -80,7 +84,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "get", "find", "dead", "handler", "complete", "close",
+    "countdown", "arrive", "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -111,13 +115,13 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
-    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
-    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
-    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
-    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
-    "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
-    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
+    "AccessUnavailable", "Answer", "AnswerKind", "ArrivalAnswer", "AsyncRemoteCenter",
+    "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Drop",
+    "DuplicateJob", "Exponential", "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec",
+    "NotFound", "Overloaded", "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled",
+    "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
+    "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
+    "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete", "connect", "countdown",
+    "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
     "run_now", "schedule", "schedule_each", "schedule_many",
 ]  # fmt: skip

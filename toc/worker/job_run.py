@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
@@ -15,6 +15,7 @@ from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.store.claims import ClaimedRow, Outcome
+from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class RunMaker:
         self._extend_s_max = settings.worker.extend_s_max
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
         self._queued_s = context.process.clock.monotonic_s()
+        self._read_countdown = partial(read_countdown, context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
@@ -132,7 +134,7 @@ class RunMaker:
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, _control=control,
+            tenant=row.tenant, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
         return JobRun(
             job, spec, self._topic_of_biz_type(spec.biz_type), self._database.index, self._token,
