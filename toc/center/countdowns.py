@@ -7,6 +7,7 @@ from toc.center.job_spec import CheckedJob
 from toc.center.job_target import JobTarget
 from toc.domain.argument_checks import check_biz_type
 from toc.domain.countdown import COUNTDOWN_KEY, ArrivalAnswer, check_own_key
+from toc.errors import DuplicateJob
 from toc.runtime import metrics
 from toc.store.countdowns import NewArrival, count_arrival, insert_countdown
 from toc.store.jobs import InsertResult, OnDuplicate
@@ -20,7 +21,13 @@ def start_countdown(
     database = state.database_of_business(job.business)
     state.payload_checks.check_job(database, job)
     (new,) = state.make_new_jobs(database, [job])
-    inserted = insert_countdown(state.jobs, new, count, on_duplicate, actor)
+    try:
+        inserted = insert_countdown(state.jobs, new, count, on_duplicate, actor)
+    except DuplicateJob as error:  # names the key that the caller gave
+        key = error.dedup_key.removeprefix(COUNTDOWN_KEY)
+        raise DuplicateJob(
+            error.job_id, error.biz_id, error.biz_type, key, running=error.running
+        ) from None
     metrics.SCHEDULED.inc(inserted.written)
     if inserted.written:
         state.arm_near_jobs([(job.biz_type, Reminder(inserted.due_ms, inserted.job_id))])
