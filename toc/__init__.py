@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from toc.center.async_center import AsyncTimeoutCenter
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
+    from toc.domain.countdown import ArrivalAnswer, Countdown
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.pauses import PauseInfo
     from toc.domain.result_document import Progress
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     pause = _center.pause
     resume = _center.resume
     pauses = _center.pauses
+    countdown = _center.countdown
+    arrive = _center.arrive
     get = _center.get
     wait = _center.wait
     find = _center.find
@@ -77,6 +80,7 @@ _HOMES = {
     "toc.center.async_center": ("AsyncTimeoutCenter",),
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
+    "toc.domain.countdown": ("ArrivalAnswer", "Countdown"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.retry_policies": ("Exponential",),
@@ -89,6 +93,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
     "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close", "wait",
+    "countdown", "arrive",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -119,14 +124,14 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
-    "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Done", "Drop", "DuplicateJob", "Exponential",
-    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "PauseInfo", "Progress", "RemoteCenter", "RequestFailed", "Retry",
-    "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze",
-    "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable",
-    "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase", "cancel", "close", "complete",
-    "connect", "current_job", "dead", "find", "get", "handler", "load_settings", "pause", "pauses",
-    "place", "redrive", "reschedule", "resume", "run_now", "schedule", "schedule_each",
-    "schedule_many", "wait",
+    "AccessUnavailable", "Answer", "AnswerKind", "ArrivalAnswer", "AsyncRemoteCenter",
+    "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Done",
+    "Drop", "DuplicateJob", "Exponential", "Forbidden", "InvalidInput", "Job", "JobFilter",
+    "JobSpec", "NotFound", "Overloaded", "PartlyScheduled", "PauseInfo", "Progress", "RemoteCenter",
+    "RequestFailed", "Retry", "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings",
+    "SettingsError", "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
+    "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase", "arrive",
+    "cancel", "close", "complete", "connect", "countdown", "current_job", "dead", "find", "get",
+    "handler", "load_settings", "pause", "pauses", "place", "redrive", "reschedule", "resume",
+    "run_now", "schedule", "schedule_each", "schedule_many", "wait",
 ]  # fmt: skip

@@ -83,6 +83,8 @@ class AsyncTimeoutCenter:
     schedule_each = _in_thread(TimeoutCenter.schedule_each)
     reschedule = _in_thread(TimeoutCenter.reschedule)
     run_now = _in_thread(TimeoutCenter.run_now)
+    arrive = _in_thread(TimeoutCenter.arrive)
+    countdown = _in_thread(TimeoutCenter.countdown)
     redrive = _in_thread(TimeoutCenter.redrive)
     pause = _in_thread(TimeoutCenter.pause)
     resume = _in_thread(TimeoutCenter.resume)

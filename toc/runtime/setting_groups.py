@@ -765,6 +765,9 @@ class LimitSettings(_SettingGroup):
         le=100_000,
         description="types that `toc types` declares, with those it has forgotten, at most",
     )
+    countdown: int = Field(
+        1000, ge=1, le=10_000, description="arrivals that a countdown waits for, at most"
+    )
 
 
 class LeaseSettings(_SettingGroup):

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
@@ -16,6 +16,7 @@ from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.runtime.admission import Admission
 from toc.store.claims import ClaimedRow, Outcome
+from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class RunMaker:
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
         self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
+        self._read_countdown = partial(read_countdown, context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
@@ -154,7 +156,7 @@ class RunMaker:
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, _control=control,
+            tenant=row.tenant, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
         topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(
