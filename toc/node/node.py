@@ -15,6 +15,7 @@ from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.node_assignment import add_group_to_name, compute_assignment, group_of_member
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.alarms import make_alarm_services
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
 from toc.node.health import (
@@ -195,6 +196,9 @@ class Node:
         readers = [*self.type_readers, *self.catalogue.services, *self.pauses.services]
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
+        services += make_alarm_services(
+            settings, self.databases, types, self._clock, worker.process_identity
+        )
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()

@@ -87,6 +87,8 @@ SINK_MESSAGES = Counter(
 SINK_BREAKER_OPEN = Gauge(
     "toc_sink_breaker_open", "1 while the circuit breaker of a sink's destination is open", ["sink"]
 )
+ALARMS = Counter("toc_alarms_total", "Messages about alarms: sent or failed", ["kind", "outcome"])
+ALARMS_WAITING = Gauge("toc_alarms_waiting", "Alarms that wait for their time, or for the chat")
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")
 AUDIT_WAITING = Gauge("toc_audit_entries_waiting", "Audit entries that wait for a database")

@@ -731,6 +731,52 @@ class SinkSettings(_SettingGroup):
         return self
 
 
+class AlarmSettings(_SettingGroup):
+    """Messages to a chat about dead, failing and late jobs (docs/how-to/alarms.md); needs toc[web]."""
+
+    url: SecretStr | None = Field(
+        None,
+        description="the chat's incoming webhook, https://…; not set: no alarms. The rules of "
+        "[webhooks] (allow, allow_http, ports, tls_ca, time limits) hold for it too",
+    )
+    format: Literal["slack", "dingtalk", "feishu", "wecom"] = Field(
+        "slack", description="whose messages: 'slack', 'dingtalk', 'feishu' or 'wecom'"
+    )
+    secret: SecretStr | None = Field(
+        None, description="the secret that signs messages, of DingTalk and Feishu"
+    )
+    dead: bool = Field(default=True, description="true: an alarm for jobs that died")
+    failures: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["none"] = Field(
+        100,
+        description="an alarm for so many failed attempts of a type in `window_s`; 'none': never",
+    )
+    window_s: float = Field(
+        300, ge=1, le=86_400, description="the time in which failures are counted"
+    )
+    late_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
+        300,
+        description="an alarm for a type with a job that is due for longer than this; 'none': never",
+    )
+    quiet_s: float = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="the same alarm of the same type is repeated after this time at the earliest",
+    )
+    per_hour: int = Field(
+        20, ge=1, le=10_000, description="messages in an hour, at most; further ones wait"
+    )
+    tick_s: float = Field(
+        10, ge=0.1, le=600, description="time between two looks; one node of all looks"
+    )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.secret is not None and self.format not in ("dingtalk", "feishu"):
+            raise ValueError(f"secret is set, but {self.format} signs no messages: unset it")
+        return self
+
+
 class LimitSettings(_SettingGroup):
     """Bounds on what comes from outside."""
 
