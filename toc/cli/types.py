@@ -16,6 +16,7 @@ from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, time_for_people
 from toc.domain.declared_type import FIELDS, RUN_FIELDS, DeclaredType
+from toc.domain.limit_terms import LIMIT_FIELDS
 from toc.domain.retry_policies import NAMED_POLICIES, retry_policy_to_json
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import HandlerSpec, Registry
@@ -61,6 +62,26 @@ SchemaFile = Annotated[
         "--payload-schema", metavar="FILE", help="JSON Schema (2020-12) of the attribute."
     ),
 ]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="N/s", help="Jobs that may start, over all nodes: 500/s, 100/m, 1000/h."
+    ),
+]
+Burst = Annotated[
+    int | None,
+    typer.Option("--burst", metavar="N", help="Starts at once after a pause (default: of 1 s)."),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", help="Jobs that may run at once, over all nodes."),
+]
+Per = Annotated[
+    str | None,
+    typer.Option(
+        "--per", metavar="FIELD", help="The limits hold for each biz_id, tenant or payload.FIELD."
+    ),
+]
 TypeReason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the type's history."),
@@ -70,12 +91,13 @@ Unset = Annotated[
     typer.Option(
         "--unset",
         metavar="FIELD",
-        help="No longer declare timeout, max-attempts, retry or payload-schema; may be repeated.",
+        help="No longer declare timeout, max-attempts, retry, payload-schema, rate, burst, "
+        "concurrency or per; may be repeated.",
     ),
 ]
 FIELD_OF_OPTION: Mapping[str, str] = {
     "timeout": "timeout_s", "max-attempts": "max_attempts", "retry": "retry",
-    "payload-schema": "payload_schema",
+    "payload-schema": "payload_schema", **{field: field for field in LIMIT_FIELDS},
 }  # fmt: skip
 
 
@@ -114,6 +136,10 @@ def declare_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    per: Per = None,
     reason: TypeReason = None,
 ) -> int:
     """Declare a biz_type: who does its jobs, and on which terms.
@@ -122,6 +148,7 @@ def declare_type(
     or are the defaults. In force everywhere within catalogue.refresh_s seconds.
     """
     fields = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    fields |= _limits_of_options(rate, burst, concurrency, per)
     wanted = DeclaredType.from_fields(name, fields)
     with _open_catalogue() as catalogue:
         result = catalogue.types.change(name, lambda _: wanted, current_person(), reason)
@@ -140,6 +167,10 @@ def set_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    per: Per = None,
     unset: Unset = None,
     reason: TypeReason = None,
 ) -> int:
@@ -148,6 +179,7 @@ def set_type(
     In force everywhere within catalogue.refresh_s seconds; runs and leases that have begun keep their terms.
     """
     changes = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    changes |= _limits_of_options(rate, burst, concurrency, per)
     for option in unset or []:
         field = FIELD_OF_OPTION.get(option)
         if field is None:
@@ -299,6 +331,13 @@ def _fields_of_options(
         "retry": None if retry is None else _parse_retry(retry),
         "payload_schema": None if payload_schema is None else read_schema_file(payload_schema),
     }  # fmt: skip
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _limits_of_options(
+    rate: str | None, burst: int | None, concurrency: int | None, per: str | None
+) -> dict[str, Any]:
+    fields = {"rate": rate, "burst": burst, "concurrency": concurrency, "per": per}
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -84,6 +84,18 @@ class TypeSettings(_SettingGroup):
         description="a file with the JSON Schema of the attribute; its path begins where toc.toml is",
     )
     sink: str | None = Field(None, description="'webhook:NAME': where the jobs are sent")
+    rate: str | None = Field(
+        None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
+    )
+    burst: int | None = Field(
+        None, description="starts at once after a pause (default: those of one second)"
+    )
+    concurrency: int | None = Field(
+        None, description="how many jobs may run at once, over all nodes"
+    )
+    per: str | None = Field(
+        None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
 
 
 class TimerSettings(_SettingGroup):
@@ -663,6 +675,12 @@ class LimitSettings(_SettingGroup):
         ge=1,
         le=100_000,
         description="types that `toc types` declares, with those it has forgotten, at most",
+    )
+    partitions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
     )
 
 
