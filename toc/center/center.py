@@ -32,6 +32,7 @@ from toc.domain.argument_checks import (
 from toc.domain.biz_ids import check_business_id
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
+from toc.domain.pauses import PauseInfo, target_of
 from toc.domain.retry_policies import RetryName, RetryPolicy
 from toc.domain.times import action_time_to_ms
 from toc.errors import (
@@ -394,6 +395,52 @@ class TimeoutCenter:
         if answer.ok:
             state.arm_changed_job(job_id, now_ms)
         return answer
+
+    # ---- pause
+
+    def pause(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Pauses a biz_type, or a topic, or `everything`: within a second no job of it is claimed any more.
+
+        Running handlers and leases end as usual; scheduling and cancelling go on. until: the end, or how long;
+        None: until `resume`. A pause that exists gets the new end. The claims after the end follow a ramp (see
+        docs/how-to/pause.md). Raises InvalidInput, and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        return self._open_connections().pauses.pause(target, until, reason, actor)
+
+    def resume(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        now: bool = False,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Ends a pause: claims begin again, with a ramp. now: without a ramp; during a ramp: ends the ramp.
+
+        Changes nothing if the pause is over already. Raises NotFound if there never was one, InvalidInput,
+        and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        pauses = self._open_connections().pauses
+        return pauses.resume(target, with_ramp=not now, reason=reason, actor=actor)
+
+    def pauses(self) -> list[PauseInfo]:
+        """The pauses that are not over, those whose ramp goes on too. Raises StoreUnavailable."""
+        return self._open_connections().pauses.list_pauses()
 
     # ---- look
 

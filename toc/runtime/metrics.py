@@ -34,6 +34,11 @@ ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "
 LATENESS = Histogram(
     "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
 )
+LATENESS_PAUSED = Histogram(
+    "toc_job_lateness_paused_seconds",
+    "The same, of jobs that a pause or its ramp has made late",
+    buckets=LATENESS_BUCKETS_S,
+)
 STAGE = Histogram(
     "toc_job_stage_seconds",
     "A job's way: timer (due to popped), database (to claimed), queue (to started), handler (to ended)",

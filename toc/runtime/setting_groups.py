@@ -466,6 +466,31 @@ class CatalogueSettings(_SettingGroup):
     )
 
 
+class PauseSettings(_SettingGroup):
+    """Pauses and the ramps after them (docs/how-to/pause.md)."""
+
+    refresh_s: float = Field(
+        0.5,
+        ge=0.05,
+        le=0.8,
+        description="time between two reads of the pauses; a pause is in force after this time",
+    )
+    max: int = Field(100, ge=1, le=10_000, description="pauses that are not over, at most")
+    ramp_start: float = Field(
+        0.1,
+        ge=0.001,
+        le=1,
+        description="the rate at the end of a pause, as a part of the recent peak",
+    )
+    ramp_growth: float = Field(
+        0.5, ge=0.01, le=10, description="by which part the rate grows after each step"
+    )
+    ramp_step_s: float = Field(300, ge=1, le=86_400, description="length of a step of the ramp")
+    ramp_rate_min: float = Field(
+        50, ge=0.01, le=1_000_000, description="jobs a second that a ramp allows at least"
+    )
+
+
 OVERDUE_S = 120.0
 
 

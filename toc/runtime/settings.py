@@ -50,6 +50,7 @@ from toc.runtime.setting_groups import (
     LeaseSettings,
     LimitSettings,
     MysqlSettings,
+    PauseSettings,
     ReconcileSettings,
     RetentionSettings,
     ScannerSettings,
@@ -146,6 +147,7 @@ class Settings(BaseSettings):
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
+    pauses: PauseSettings = PauseSettings()
     client: ClientSettings = ClientSettings()
 
     @model_validator(mode="before")
@@ -369,6 +371,10 @@ class Settings(BaseSettings):
         """The topic that the reminders of a biz_type go to: of a pull type, a topic of its own."""
         if biz_type in self._pull_types.names:
             return topic_of_pull_type(biz_type)
+        return self.home_topic_of(biz_type)
+
+    def home_topic_of(self, biz_type: str) -> str:
+        """The topic that the settings name for a biz_type, whatever its mode."""
         return next(
             (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
         )

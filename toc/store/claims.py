@@ -15,7 +15,7 @@ clock counts only within the bounds that this process keeps for that clock (see 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -157,14 +157,28 @@ class Claims:
         self._renew = CompiledStatement(renew, dialect)
         self.set_claimed_types(types)
 
-    def set_claimed_types(self, types: Iterable[int]) -> None:
-        """Sets the types whose rows are claimed from now on. Takes a few milliseconds."""
-        numbers = sorted(types)
+    def set_claimed_types(
+        self, types: Iterable[int], held: Collection[int] = (), closed: Collection[int] = ()
+    ) -> None:
+        """Sets the types whose rows are claimed from now on. Takes a few milliseconds.
+
+        `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
+        scanner. `closed`: types of which a scanner's rows are not claimed.
+        """
+        numbers = set(types)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
-        claim_at = _claim_statement(latest, numbers, self._lease_end)
-        claim_now = _claim_statement(db_now(), numbers, self._lease_end)
+        claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
+        claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
         self._claim_before = CompiledStatement(claim_at, self._dialect)
-        self._claim_due = CompiledStatement(claim_now, self._dialect)
+        claim_due = CompiledStatement(claim_now, self._dialect)
+        self._claim_before_shared = self._claim_before
+        if not numbers.isdisjoint(held):
+            free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
+            self._claim_before_shared = CompiledStatement(free, self._dialect)
+        if not numbers.isdisjoint(closed):
+            free = _claim_statement(db_now(), sorted(numbers.difference(closed)), self._lease_end)
+            claim_due = CompiledStatement(free, self._dialect)
+        self._claim_due = claim_due
 
     # ---- claim
 
@@ -174,8 +188,12 @@ class Claims:
         ids_by_shard: Mapping[int, Sequence[int]],
         token: str,
         now_ms: int | None,
+        *,
+        is_shared: bool = False,
     ) -> dict[int, ClaimedRow]:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
+
+        `is_shared`: the ids were popped from a topic of several types: rows of held types are not claimed.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
@@ -188,7 +206,9 @@ class Claims:
             for shard, ids in sorted(ids_by_shard.items())
         ]
         bounds = database.server_clock.statement_bounds()
-        statement = self._claim_before if now_ms is not None else self._claim_due
+        statement = self._claim_due
+        if now_ms is not None:
+            statement = self._claim_before_shared if is_shared else self._claim_before
         until_ms = bounds.due_ms
         if now_ms is not None:
             until_ms = min(now_ms, until_ms)  # guard: claim-bound

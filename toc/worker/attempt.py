@@ -30,7 +30,7 @@ class AttemptHooks:
     """Starts and ends attempts for the handler pool. `settlers`: the settle stage of each database."""
 
     def __init__(self, context: WorkerContext, settlers: Sequence[Inbox[FinishedRun]]) -> None:
-        self._context, self._settlers = context, settlers
+        self._context, self._settlers, self._gate = context, settlers, context.process.gate
         self._clock = context.process.clock
         self._settings = context.process.settings.worker
         self._snooze_ms_min = round(self._settings.snooze_s_min * 1000)
@@ -51,13 +51,17 @@ class AttemptHooks:
         if waited_s > self._settings.queue_wait_s:
             # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
-        if self._context.permits.closed or is_too_late:
+        is_paused = self._gate.is_closed(run.job.biz_type)
+        if self._context.permits.closed or is_too_late or is_paused:
             self._send_to_settler(run, outcome_for_giving_back(run))
             return False
         run.started_s = now_s
         _fired_counter(run.job.biz_type).inc()
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(run.lateness_s(now_s))
+            lateness = metrics.LATENESS
+            if self._gate.is_held_back(run.job.biz_type, run.job.action_ms):
+                lateness = metrics.LATENESS_PAUSED
+            lateness.observe(run.lateness_s(now_s))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         _DATABASE_STAGE.observe(run.queued_s - run.asked_s)

@@ -14,6 +14,7 @@ from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
+from toc.runtime.admission import Admission
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.databases import Database
 
@@ -34,7 +35,8 @@ class JobRun:
     when the handler was called. `found_ms`: the server's time by which it was found due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
-    `settled`: a LeaseRecovery waits for it; set when the run is settled.
+    `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
+    restricted type was admitted.
     """
 
     job: Job
@@ -52,6 +54,7 @@ class JobRun:
     started_s: float = 0.0
     previous_token: str = ""
     settled: threading.Event | None = None
+    admission: Admission | None = None
 
     def database_now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
@@ -106,18 +109,21 @@ class RunMaker:
     """Makes the runs of the rows that one call has claimed under `token`.
 
     `found_s`: the monotonic time before the jobs were found; their leases count from there. `asked`: the
-    clocks before the claim. `found_ms`: see `JobRun`.
+    clocks before the claim. `found_ms`: see `JobRun`. `topic`: the hold topic that the jobs were popped from;
+    "": their reminders belong to the topic of their type.
     """
 
     def __init__(
         self, context: WorkerContext, database: Database, token: str, found_s: float,
         asked: ClockReading, found_ms: int | None = None,
+        topic: str = "",
     ) -> None:  # fmt: skip
         settings = context.process.settings
         self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
         self._lease_end_s = found_s + settings.worker.lease_s  # guard: lease-from-the-question
         self._extend_s_max = settings.worker.extend_s_max
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
+        self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
@@ -134,8 +140,9 @@ class RunMaker:
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
             tenant=row.tenant, _control=control,
         )  # fmt: skip
+        topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(
-            job, spec, self._topic_of_biz_type(spec.biz_type), self._database.index, self._token,
+            job, spec, topic, self._database.index, self._token,
             self._claimed_ms(row), self._lease_end_s,
             asked_s=self._asked.monotonic_s, queued_s=self._queued_s, control=control,
             found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,

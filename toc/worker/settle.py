@@ -84,6 +84,8 @@ class Settler(Service):
         for ended in [*batch, *gone]:
             if ended.run.settled is not None:
                 ended.run.settled.set()
+            if ended.run.admission is not None:
+                ended.run.admission.job_ended(ended.outcome.job_id)
         self._context.permits.remove_jobs_in_flight(self._database.index, len(batch) + len(gone))
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
         self._acks.enqueue([self._make_ack(ended) for ended in settled])
