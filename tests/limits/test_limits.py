@@ -234,6 +234,13 @@ def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> N
     assert all(rig.ttl_ms(key) > 0 for key in keys)
 
 
+def test_redis_learns_of_a_new_type_before_its_first_job(rig: LimitRig) -> None:
+    process = Process(rig, Declared(concurrency=1))
+    assert process.keeper.run_once() <= HOLD_EVERY_S
+    rig.clock.advance(SETTLE_MS / 1000)
+    assert process.take([1]).admitted == {1}
+
+
 class SilentStore(LimitStore):
     """A Redis that does not answer."""
 

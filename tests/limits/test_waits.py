@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from toc.domain.limit_terms import make_limit_terms
-from toc.limits.waits import FULL_AGAIN_MS, GUESS_MIN, WAIT_MS_MAX, PartitionWaits, TypeDoor
+from toc.limits.waits import (
+    FULL_AGAIN_MS,
+    GATHER_MS,
+    GUESS_MIN,
+    WAIT_MS_MAX,
+    PartitionWaits,
+    TypeDoor,
+)
 from toc.testing.clock import TestClock
 from toc.timer.limit_store import PartitionAnswer
 
@@ -55,9 +62,17 @@ def test_the_steps_follow_how_often_jobs_are_admitted() -> None:
 
 def test_a_type_is_closed_until_something_may_start() -> None:
     door = TypeDoor()
-    door.record_take(GUESS_MIN, PartitionAnswer(GUESS_MIN, 0, False), now_s=1.0)
+    door.record_take(GUESS_MIN, PartitionAnswer(GUESS_MIN, 0, False), now_s=1.0, gather_ms_max=500)
     assert (door.closed_until_s, door.guess) == (0.0, 2 * GUESS_MIN)
-    door.record_take(8, PartitionAnswer(3, 250, False), now_s=1.0)
+    door.record_take(8, PartitionAnswer(3, 250, False), now_s=1.0, gather_ms_max=500)
     assert (door.closed_until_s, door.guess) == (1.25, 3)
-    door.record_take(3, PartitionAnswer(0, 0, True), now_s=2.0)
+    door.record_take(3, PartitionAnswer(0, 0, True), now_s=2.0, gather_ms_max=500)
     assert (door.closed_until_s, door.guess) == (2.0 + FULL_AGAIN_MS / 1000, 1)
+
+
+def test_starts_of_a_quick_rate_gather_as_far_as_the_bucket_keeps_them() -> None:
+    door, answer = TypeDoor(), PartitionAnswer(3, 2, is_full=False)
+    door.record_take(8, answer, now_s=1.0, gather_ms_max=500)
+    assert door.closed_until_s == 1 + GATHER_MS / 1000
+    door.record_take(8, answer, now_s=1.0, gather_ms_max=5)
+    assert door.closed_until_s == 1.005

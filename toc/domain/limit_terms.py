@@ -47,6 +47,11 @@ class LimitTerms:
         """The time in which an empty bucket fills up; 0 without a rate."""
         return 0.0 if self.interval_ms is None else self.burst * self.interval_ms
 
+    @property
+    def needs_attribute(self) -> bool:
+        """Whether the partition of a job depends on its payload."""
+        return self.per is not None and self.per.startswith(_PAYLOAD)
+
     def partition_of(
         self, biz_id: int | str, tenant: str | None, attribute: dict[str, Any] | None
     ) -> str:

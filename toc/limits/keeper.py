@@ -42,13 +42,14 @@ class LimitKeeper(Service):
             self._send_releases(store)
             if self._limits.releases:
                 return 0
-        if not len(self._limits.holders):
+        new = self._types_unknown_to_redis()
+        if not (new or len(self._limits.holders)):
             return IDLE_S
         wait_s = self._next_hold_s - self._clock.monotonic_s()
         if wait_s > 0:
             return min(wait_s, HOLD_EVERY_S)
         self._next_hold_s = self._clock.monotonic_s() + HOLD_EVERY_S
-        self._name_holders(store)
+        self._name_holders(store, new)
         return HOLD_EVERY_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:
@@ -85,9 +86,15 @@ class LimitKeeper(Service):
             queue.extendleft(release._replace(unused=False) for release in reversed(batch))
             raise
 
-    def _name_holders(self, store: LimitStore) -> None:
+    def _types_unknown_to_redis(self) -> set[str]:
+        """New types with a concurrency: if Redis learns of them early, their first job need not wait."""
+        terms = self._limits.limited_types
+        return {name for name, each in terms.items() if each.concurrency} - self._since_ms.keys()
+
+    def _name_holders(self, store: LimitStore, new: set[str]) -> None:
         now_s = self._clock.monotonic_s()
-        held = self._limits.holders.holders_by_type(now_s)
+        held: dict[str, list[tuple[Holder, float | None]]] = {name: [] for name in new}
+        held |= self._limits.holders.holders_by_type(now_s)
         for biz_type, holders in held.items():
             whole = biz_type in self._changed
             self._changed.discard(biz_type)

@@ -274,7 +274,8 @@ class Limits:
                 admitted.update(job.job_id for job in some[: answer.admitted])
                 if terms.per is None:
                     now_s = self._clock.monotonic_s()
-                    self._doors[biz_type].record_take(len(some), answer, now_s)
+                    gather_ms = terms.burst_ms / 4
+                    self._doors[biz_type].record_take(len(some), answer, now_s, gather_ms)
                     waits.update((job.job_id, None) for job in refused)
                 elif not refused:
                     self._waits.record_admission(biz_type, partition)

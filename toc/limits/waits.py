@@ -16,6 +16,7 @@ from toc.runtime.clock import Clock
 from toc.timer.limit_store import PartitionAnswer
 
 FULL_AGAIN_MS = 100  # another node may have ended a job that held the concurrency
+GATHER_MS = 50  # starts that a rate allows in so long are taken together
 WAIT_MS_MAX = 60_000  # a job is put off by no more than this
 STEP_MS_MIN, STEP_MS_MAX = 1.0, 1000.0
 PARTITIONS_KEPT_MAX = 10_000
@@ -29,14 +30,22 @@ class TypeDoor:
     closed_until_s: float = 0.0
     guess: int = GUESS_MIN
 
-    def record_take(self, wanted: int, answer: PartitionAnswer, now_s: float) -> None:
-        """Learns from an answer. A guess that is too large costs a pop and a put back for each job."""
+    def record_take(
+        self, wanted: int, answer: PartitionAnswer, now_s: float, gather_ms_max: float
+    ) -> None:
+        """Learns from an answer. A guess that is too large costs a pop and a put back for each job.
+
+        `gather_ms_max`: how long starts may gather in the bucket, so that none is lost.
+        """
         if answer.admitted >= wanted:
             if wanted >= self.guess:
                 self.guess = min(GUESS_MAX, self.guess * 2)
             return
         self.guess = max(1, answer.admitted)
-        self.closed_until_s = now_s + wait_ms_after(answer) / 1000
+        wait_ms: float = wait_ms_after(answer)
+        if not answer.is_full:  # a few starts together are cheaper than one by one
+            wait_ms = max(wait_ms, min(GATHER_MS, gather_ms_max))
+        self.closed_until_s = now_s + wait_ms / 1000
 
 
 def wait_ms_after(answer: PartitionAnswer) -> int:

@@ -27,6 +27,7 @@ from toc.node.health import (
 )
 from toc.node.hold_sources import hold_slot_amounts
 from toc.node.http_server import HttpServer
+from toc.node.limit_follower import LimitFollower
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
@@ -73,6 +74,8 @@ class Node:
     it gives back the jobs that have not started. `sinks`: handlers of further
     kinds of sinks, beside "webhook".
     """
+
+    limits: LimitFollower | None = None
 
     def __init__(
         self,
@@ -150,6 +153,10 @@ class Node:
         self.catalogue.read_now()
         self.pauses = PauseFollower(settings, self._clock, self.databases)
         self.pauses.read_now()
+        self.limits = LimitFollower(
+            settings, self._clock, database_metadata.declared, self.reminders, self.pauses.gate
+        )
+        self.limits.start()
         log_differences(settings, self.catalogue.all())
         if self.reminders is not None:
             try:
@@ -174,6 +181,7 @@ class Node:
             database_metadata,
             self.reminders,
             self.pauses.gate,
+            self.limits.limits,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
         worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
@@ -183,6 +191,7 @@ class Node:
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
         readers = [*self.type_readers, *self.catalogue.services, *self.pauses.services]
+        readers += self.limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         self._gauges = Gauges(self.reminders, self.work_sources)
@@ -197,6 +206,7 @@ class Node:
         self._join_cluster()
         self.catalogue.add_listener(self._on_catalogue_change)
         self.pauses.gate.add_listener(self._on_gate_change)
+        self.limits.limits.add_listener(self._on_place_free)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
@@ -218,6 +228,8 @@ class Node:
             clean &= self.nightly.stop()
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        if self.limits is not None:
+            clean &= self.limits.stop(SOURCES_STOP_S)
         clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()
@@ -291,6 +303,11 @@ class Node:
         if self.work_sources is not None:
             self.work_sources.wake_fetchers()
 
+    def _on_place_free(self) -> None:
+        """A job has ended that held the concurrency of its type: the next one may start."""
+        if self.work_sources is not None and self.work_sources.hold_sources is not None:
+            self.work_sources.hold_sources.wake()
+
     def _join_cluster(self) -> None:
         if self.settings.has_cluster:
             self.membership = Membership(
@@ -333,6 +350,10 @@ class Node:
             group = group_of_member(self._member_name)
             peers = sum(group_of_member(member) == group for member in view.members)
             self.pauses.gate.share = 1 / max(1, peers)
+            if self.limits is not None:
+                before = (m for m in view.members if m < self._member_name)
+                index = sum(group_of_member(member) == group for member in before)
+                self.limits.limits.set_nodes(index, max(1, peers))
         assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.

@@ -227,6 +227,25 @@ class Claims:
         selects = _split_union(self._select_claimed, parts, token=token)
         return database.run_verb(Verb(claims, selects, read_rows))
 
+    # ---- read
+
+    def read_rows(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> dict[int, ClaimedRow]:
+        """Reads rows by id, whatever their status; an id without a row is left out. Changes nothing."""
+        selects = self._selects_of_shards(database, ids_by_shard)
+        results = database.run_read(lambda connection: run_statements(connection, selects))
+        return self._to_rows(results)
+
+    def _selects_of_shards(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> list[Statement]:
+        parts = [
+            (database.job_table_name(shard), sorted(ids))
+            for shard, ids in sorted(ids_by_shard.items())
+        ]
+        return self._row_selects(parts, database.server_clock.statement_bounds())
+
     # ---- renew
 
     def renew_leases(

@@ -40,7 +40,7 @@ local answer = {now_text, string.format('%.0f', since)}
 local function bucket_full_ms(key)
     local full = tonumber(redis.call('GET', key) or '')
     if not full then
-        full = now - since < window and since + window or now  -- guard: limit-empty-after-wipe
+        full = now - since < window and since + window or now
     end
     return math.max(now, math.min(full, now + window))
 end
@@ -56,7 +56,7 @@ for key = 3, #KEYS, 2 do
     end
     at = first + n + 1 + ended
     local room, wait, is_full = n, 0, 0
-    if settling > 0 then  -- guard: limit-settling
+    if settling > 0 then
         room, wait = 0, settling
     elseif not redis.call('ZSCORE', KEYS[2], name)
         and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[7]) then
