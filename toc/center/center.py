@@ -410,9 +410,9 @@ class TimeoutCenter:
     ) -> PauseInfo:
         """Pauses a biz_type, or a topic, or `everything`: within a second no job of it is claimed any more.
 
-        Running handlers and leases end as usual; scheduling and cancelling go on. until: the end, or how long;
-        None: until `resume`. A pause that exists gets the new end. The claims after the end follow a ramp (see
-        docs/how-to/pause.md). Raises InvalidInput, and StoreUnavailable if no database answers.
+        Running handlers and leases end as usual; scheduling and cancelling go on. until: the end, or how
+        long; None: until `resume`. A pause that exists gets the new end. A ramp limits the claims after the
+        end (docs/how-to/pause.md). Raises InvalidInput, and StoreUnavailable if no database answers.
         """
         _check_words(reason, actor)
         target = target_of(biz_type, topic, everything=everything)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, select, update
 
@@ -40,6 +40,7 @@ SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
 _Part = tuple[str, Sequence[int]]
 """A table, and ids of its rows."""
+HeldRows = Literal["claim", "leave"]
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -188,12 +189,12 @@ class Claims:
         ids_by_shard: Mapping[int, Sequence[int]],
         token: str,
         now_ms: int | None,
-        *,
-        is_shared: bool = False,
+        held_rows: HeldRows = "claim",
     ) -> dict[int, ClaimedRow]:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
 
-        `is_shared`: the ids were popped from a topic of several types: rows of held types are not claimed.
+        `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic
+        of several types.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
@@ -208,7 +209,7 @@ class Claims:
         bounds = database.server_clock.statement_bounds()
         statement = self._claim_due
         if now_ms is not None:
-            statement = self._claim_before_shared if is_shared else self._claim_before
+            statement = self._claim_before if held_rows == "claim" else self._claim_before_shared
         until_ms = bounds.due_ms
         if now_ms is not None:
             until_ms = min(now_ms, until_ms)  # guard: claim-bound

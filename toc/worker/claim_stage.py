@@ -242,7 +242,7 @@ class BatchClaim:
     def _claim_in_database(self, batch: JobBatch) -> dict[int, ClaimedRow]:
         seen = self._context.claims.claim_jobs(
             self._database, batch.ids, self._token, batch.time_ms,
-            is_shared=not self._is_own_topic,
+            "claim" if self._is_own_topic else "leave",
         )  # fmt: skip
         self._outages.record_answer(self._database.index)
         return seen
