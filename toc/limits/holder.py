@@ -25,7 +25,7 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _TimedHolder:
     holder: Holder
     until_s: float | None  # a lease of a remote consumer: when it ends, by the monotonic clock
 
@@ -35,7 +35,7 @@ class HolderTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[int, str], _Held] = {}
+        self._held: dict[tuple[int, str], _TimedHolder] = {}
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class HolderTable:
                 key = (holder.job_id, holder.token)
                 if key not in self._held:
                     self._counts[holder.biz_type, holder.partition] += 1
-                self._held[key] = _Held(holder, until_s)
+                self._held[key] = _TimedHolder(holder, until_s)
 
     def remove_holder(self, job_id: int, token: str) -> Holder | None:
         """Removes a holder and returns it; None: it is not here."""

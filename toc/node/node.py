@@ -145,19 +145,7 @@ class Node:
         check_databases(
             self.databases, database_metadata, settings.facts, self._table_check.check_tables
         )
-        # Before the worker claims: jobs of pull types are none of its handlers' business.
-        self.catalogue = TypeCatalogue(
-            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
-        )
-        follow_pull_types(database_metadata.declared, settings.pull_types)
-        self.catalogue.read_now()
-        self.pauses = PauseFollower(settings, self._clock, self.databases)
-        self.pauses.read_now()
-        self.limits = LimitFollower(
-            settings, self._clock, database_metadata.declared, self.reminders, self.pauses.gate
-        )
-        self.limits.start()
-        log_differences(settings, self.catalogue.all())
+        catalogue, pauses, limits = self._read_catalogue(database_metadata)
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -180,8 +168,8 @@ class Node:
             self.databases,
             database_metadata,
             self.reminders,
-            self.pauses.gate,
-            self.limits.limits,
+            pauses.gate,
+            limits.limits,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
         worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
@@ -190,8 +178,8 @@ class Node:
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
-        readers = [*self.type_readers, *self.catalogue.services, *self.pauses.services]
-        readers += self.limits.services
+        readers = [*self.type_readers, *catalogue.services, *pauses.services]
+        readers += limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         self._gauges = Gauges(self.reminders, self.work_sources)
@@ -204,14 +192,34 @@ class Node:
         for service in services:
             service.start()
         self._join_cluster()
-        self.catalogue.add_listener(self._on_catalogue_change)
-        self.pauses.gate.add_listener(self._on_gate_change)
-        self.limits.limits.add_listener(self._on_place_free)
+        catalogue.add_listener(self._on_catalogue_change)
+        pauses.gate.add_listener(self._on_gate_change)
+        limits.limits.add_listener(self._on_place_free)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
         if self.http is not None:
             self.http.start()
+
+    def _read_catalogue(
+        self, database_metadata: DatabaseMetadata
+    ) -> tuple[TypeCatalogue, PauseFollower, LimitFollower]:
+        """Reads what people have declared about types: modes, pauses and limits."""
+        # Before the worker claims: jobs of pull types are none of its handlers' business.
+        settings = self.settings
+        self.catalogue = TypeCatalogue(
+            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
+        )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
+        self.catalogue.read_now()
+        self.pauses = PauseFollower(settings, self._clock, self.databases)
+        self.pauses.read_now()
+        self.limits = LimitFollower(
+            settings, self._clock, database_metadata.declared, self.reminders, self.pauses.gate
+        )
+        self.limits.start()
+        log_differences(settings, self.catalogue.all())
+        return self.catalogue, self.pauses, self.limits
 
     def stop(self) -> bool:
         """Stops all parts; True if all of them ended in time."""

@@ -6,7 +6,7 @@
 -- Answer {how many hold, ms until the bucket is full, how many partitions are in use}; the first two are of a
 --         type without partitions
 --
--- Bound: O(log holders).
+-- Allowed when Redis is full. Bound: O(log holders).
 local function time_ms()
     local t = redis.call('TIME')
     return t[1] * 1000 + math.floor(t[2] / 1000)
