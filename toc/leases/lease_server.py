@@ -22,11 +22,12 @@ from toc.leases.correction_service import CorrectionService
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext, PullTypeCatalogue
 from toc.leases.lease_sources import LeaseSources, PullTypeWatch
-from toc.leases.lease_stage import LeaseStage
+from toc.leases.lease_stage import SCANNED, LeaseStage
 from toc.leases.settlement import ItemResult, LeaseItem, Results, Settlement, Then, Verb
 from toc.leases.waiter import Accept, LeasedJob, Waiter
 from toc.leases.waiting_room import WaitingRoom
-from toc.runtime.service import stop_services
+from toc.runtime.job_batch import JobBatch, PermitSource
+from toc.runtime.service import Inbox, stop_services
 from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.lease_claims import LeaseClaims
 from toc.worker.acks import AckSender
@@ -86,6 +87,15 @@ class LeaseServer:
             CallPool(f"toc-leases-settle-{database.index}", self._limits.threads, self._limits.calls_max)
             for database in process.databases
         ]  # fmt: skip
+
+    @property
+    def scan_permits(self) -> PermitSource:
+        """The permits for jobs of all types that consumers wait for."""
+        return self._sources.permits_of(SCANNED)
+
+    def inbox_of(self, database: int) -> Inbox[JobBatch]:
+        """The claim stage of a database."""
+        return self._stages[database]
 
     def start(self) -> None:
         """Starts the threads that bring jobs. Asks no server."""

@@ -182,7 +182,8 @@ class _LeaseBatch:
                 acks.append(Ack(batch.topic, job_id, None))
                 continue
             biz_type = context.type_name_of_row(row, self._database)
-            if context.process.gate.is_closed(biz_type):  # paused since the pop
+            is_closed = context.process.gate.is_closed(biz_type)
+            if is_closed and not batch.has_pass:  # paused since the pop
                 acks.append(Ack(batch.topic, job_id, Reminder(row.due_ms, job_id)))
                 continue
             ack = self._ack_of_unclaimable_row(row, row.due_ms, biz_type, now_ms)

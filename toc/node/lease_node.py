@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import random
+from functools import partial
 
 from toc.errors import TimerUnavailable
 from toc.leases.lease_server import LeaseServer
 from toc.node.biz_type_refresher import BizTypeRefresher
+from toc.node.pass_runner import PassRunner
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, ClockComparison, Probe
 from toc.node.type_catalogue import TypeCatalogue
@@ -84,6 +86,15 @@ class LeaseNode:
             lambda: not self._clocks.skew_is_too_large,
         )
 
+        self._passes = [
+            PassRunner(
+                database, settings.routing, self.pauses.gate,
+                lambda: self.server.scan_permits, partial(self.server.inbox_of, database.index),
+                self._clock,
+            )
+            for database in self.databases
+        ]  # fmt: skip
+
     def start(self) -> None:
         """Raises SchemaMismatch and StoreUnavailable. Redis may be absent."""
         table_check = TableCheck(self._clock, self._settings.routing.meta_values())
@@ -107,10 +118,13 @@ class LeaseNode:
         for reader in (*self._type_readers, *self.pauses.services):
             reader.start()
         self.server.start()
+        for runner in self._passes:
+            runner.start()
 
     def stop(self) -> bool:
         """Answers the consumers that wait, then stops all parts; True if all of them ended in time."""
-        clean = self.server.stop()
+        clean = stop_services(self._passes, STOP_S)
+        clean &= self.server.stop()
         clean &= self.catalogue.stop()
         clean &= stop_services([*self._type_readers, *self.pauses.services, *self.probes], STOP_S)
         if self.reminders is not None:

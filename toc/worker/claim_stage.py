@@ -197,7 +197,7 @@ class BatchClaim:
     def _claim_in_database(self, batch: JobBatch) -> dict[int, ClaimedRow]:
         seen = self._context.claims.claim_jobs(
             self._database, batch.ids, self._token, batch.time_ms,
-            "claim" if self._is_own_topic else "leave",
+            "claim closed" if batch.has_pass else "claim" if self._is_own_topic else "leave",
         )  # fmt: skip
         self._outages.record_answer(self._database.index)
         return seen
@@ -311,6 +311,7 @@ class BatchClaim:
         for run in runs:
             if self._admissions:
                 run.admission = self._admissions.pop(run.job.job_id, None)
+            run.has_pass = self._batch.has_pass
             self._outlets.runs.enqueue(run)
 
     def _hold_topic_of(self, biz_type: str) -> str:
