@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
+    from toc.domain.pauses import PauseInfo
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
         AccessUnavailable,
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     reschedule = _center.reschedule
     redrive = _center.redrive
     run_now = _center.run_now
+    pause = _center.pause
+    resume = _center.resume
+    pauses = _center.pauses
     get = _center.get
     find = _center.find
     dead = _center.dead
@@ -72,6 +76,7 @@ _HOMES = {
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
+    "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
@@ -80,7 +85,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "get", "find", "dead", "handler", "complete", "close",
+    "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -114,10 +119,10 @@ __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
     "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
     "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
+    "PartlyScheduled", "PauseInfo", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
     "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
     "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
-    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
-    "run_now", "schedule", "schedule_each", "schedule_many",
+    "dead", "find", "get", "handler", "load_settings", "pause", "pauses", "place", "redrive", "reschedule",
+    "resume", "run_now", "schedule", "schedule_each", "schedule_many",
 ]  # fmt: skip

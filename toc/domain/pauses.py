@@ -7,20 +7,24 @@ a while: so a large backlog does not overload the systems that the handlers call
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from math import ceil, log
 from typing import Any
 
 from toc.domain.argument_checks import check_biz_type, is_number
-from toc.domain.times import MS_MAX
+from toc.domain.text_escaping import escape_to_one_line
+from toc.domain.times import MS_MAX, datetime_of
 from toc.errors import InvalidInput
 
 ALL = "all"
 TYPE_PREFIX, TOPIC_PREFIX = "type:", "topic:"
 HOLD_TOPIC_PREFIX = "type:"
 """The hold topic of a held type: its reminders wait there. No biz_type has a colon."""
+JOB_PREFIX = "job:"
+"""The target of a pass, which lets one job run through a pause, is "job:ID"."""
+PASS_MS = 60_000  # how long a pass is valid
 START_MIN, START_MAX = 0.001, 1.0
 GROWTH_MIN, GROWTH_MAX = 0.01, 10.0
 STEP_S_MIN, STEP_S_MAX = 1.0, 86_400.0
@@ -184,3 +188,38 @@ class PauseInfo:
     rate_per_s: float | None
     actor: str
     reason: str | None
+
+
+def describe_pause(info: PauseInfo) -> str:
+    """A pause in words: "type:order.close is paused until 2030-01-31 08:00:00Z by ann@host: reason"."""
+    if info.state == Phase.PAUSED.value:
+        until = "until somebody resumes it"
+        if info.until_ms is not None:
+            until = f"until {datetime_of(info.until_ms):%Y-%m-%d %H:%M:%S}Z"
+        text = f"{info.target} is paused {until}"
+    elif info.rate_per_s is not None:
+        text = f"{info.target} resumes at {info.rate_per_s:g} jobs a second"
+    else:
+        text = f"{info.target} is not paused"
+    reason = "" if info.reason is None else f": {escape_to_one_line(info.reason)}"
+    return f"{text}, by {info.actor}{reason}"
+
+
+@dataclass(slots=True)
+class HeldTypes:
+    """The targets whose jobs may be late, and whose reminders may be in a hold topic, as a process knows.
+
+    Any thread may read and replace them.
+    """
+
+    targets: frozenset[str] = frozenset()
+
+    def replace_targets(self, targets: Iterable[str]) -> None:
+        self.targets = frozenset(targets)
+
+    def holds(self, biz_type: str, home_topic: str) -> bool:
+        """Whether jobs of a type of this topic wait because a person wants it."""
+        targets = self.targets
+        return bool(targets) and not targets.isdisjoint(
+            (TYPE_PREFIX + biz_type, TOPIC_PREFIX + home_topic, ALL)
+        )

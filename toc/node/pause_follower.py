@@ -115,6 +115,7 @@ class PauseFollower:
             leaving_ms=round(leaving_s * 1000),
             now_ms=self._now_ms,
         )
+        self.gate.add_listener(lambda: settings.held_types.replace_targets(self.gate.held_targets))
         meter = PeakMeter(clock, settings.home_topic_of)
         self.services: Sequence[Service] = [
             *(PauseReader(database, self.cache, self.gate, refresh_s) for database in databases),

@@ -37,6 +37,7 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
+from toc.domain.pauses import HeldTypes
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
@@ -146,6 +147,7 @@ class Settings(BaseSettings):
     web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
+    _held_types: HeldTypes = PrivateAttr(default_factory=HeldTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
     pauses: PauseSettings = PauseSettings()
     client: ClientSettings = ClientSettings()
@@ -305,6 +307,11 @@ class Settings(BaseSettings):
     def pull_types(self) -> PullTypes:
         """The pull types that this process knows. No setting: the catalogue of types fills it."""
         return self._pull_types
+
+    @property
+    def held_types(self) -> HeldTypes:
+        """What this process knows to be paused or limited. No setting: the pauses fill it."""
+        return self._held_types
 
     @property
     def facts(self) -> dict[str, str]:

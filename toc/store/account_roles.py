@@ -147,6 +147,7 @@ ROLES: dict[str, Role] = {
             "toc_event": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
             "toc_declared_type": ("DELETE",),
+            "toc_pause": ("DELETE",),
             "toc_token": ("DELETE",),
             "toc_audit": ("DELETE",),
         },

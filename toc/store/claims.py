@@ -40,7 +40,7 @@ SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
 _Part = tuple[str, Sequence[int]]
 """A table, and ids of its rows."""
-HeldRows = Literal["claim", "leave"]
+HeldRows = Literal["claim", "leave", "claim closed"]
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -164,22 +164,22 @@ class Claims:
         """Sets the types whose rows are claimed from now on. Takes a few milliseconds.
 
         `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
-        scanner. `closed`: types of which a scanner's rows are not claimed.
+        scanner. `closed`: types of which no row is claimed now.
         """
-        numbers = set(types)
+        types = set(types)
+        numbers = types.difference(closed)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
         claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
         self._claim_before = CompiledStatement(claim_at, self._dialect)
-        claim_due = CompiledStatement(claim_now, self._dialect)
+        self._claim_due = self._claim_closed = CompiledStatement(claim_now, self._dialect)
+        if closed:
+            any_type = _claim_statement(db_now(), sorted(types), self._lease_end)
+            self._claim_closed = CompiledStatement(any_type, self._dialect)
         self._claim_before_shared = self._claim_before
         if not numbers.isdisjoint(held):
             free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
             self._claim_before_shared = CompiledStatement(free, self._dialect)
-        if not numbers.isdisjoint(closed):
-            free = _claim_statement(db_now(), sorted(numbers.difference(closed)), self._lease_end)
-            claim_due = CompiledStatement(free, self._dialect)
-        self._claim_due = claim_due
 
     # ---- claim
 
@@ -194,7 +194,7 @@ class Claims:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
 
         `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic
-        of several types.
+        of several types. "claim closed": rows of closed types are claimed too; only without `now_ms`.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
@@ -207,7 +207,7 @@ class Claims:
             for shard, ids in sorted(ids_by_shard.items())
         ]
         bounds = database.server_clock.statement_bounds()
-        statement = self._claim_due
+        statement = self._claim_due if held_rows != "claim closed" else self._claim_closed
         if now_ms is not None:
             statement = self._claim_before if held_rows == "claim" else self._claim_before_shared
         until_ms = bounds.due_ms

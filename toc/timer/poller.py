@@ -139,7 +139,7 @@ class Poller(Service):
         self, admission: Admission, due: Sequence[int], wanted: int, now_s: float
     ) -> float:
         """Pops due slots of a restricted topic, as far as jobs are admitted and there are permits."""
-        admitted = admission.admit(wanted)  # guard: admit-before-pop
+        admitted = admission.admit(wanted)
         if not admitted:
             return admission.retry_after_s()
         unused = admitted

@@ -141,9 +141,6 @@ class BatchClaim:
     def claim_batch(self) -> int:
         """Claims the batch; returns how many jobs will run. Raises StoreUnavailable, the ids given back."""
         batch = self._batch
-        if batch.popped and self._gate.is_topic_closed(batch.topic):  # paused since the pop
-            self.return_to_timer(batch)
-            return 0
         if not batch.popped:  # a poller goes by the id's shard; a scanner by the table of the row
             batch = self._without_misplaced_rows(batch)
         if not batch.ids:
@@ -242,7 +239,7 @@ class BatchClaim:
     def _claim_in_database(self, batch: JobBatch) -> dict[int, ClaimedRow]:
         seen = self._context.claims.claim_jobs(
             self._database, batch.ids, self._token, batch.time_ms,
-            "claim" if self._is_own_topic else "leave",
+            "claim closed" if batch.has_pass else "claim" if self._is_own_topic else "leave",
         )  # fmt: skip
         self._outages.record_answer(self._database.index)
         return seen
@@ -358,6 +355,7 @@ class BatchClaim:
         for run in runs:
             if self._admissions:
                 run.admission = self._admissions.pop(run.job.job_id, None)
+            run.has_pass = self._batch.has_pass
             self._outlets.runs.enqueue(run)
 
     def _hold_topic_of(self, biz_type: str) -> str:
@@ -397,6 +395,9 @@ class BatchClaim:
     ) -> Ack:
         """The ack that puts back the reminder of a job that does not run now."""
         now_ms = batch.time_ms or 0
+        spec = self._handlers.handler_spec_of(row.type_no)
+        if spec is not None and self._gate.is_closed(spec.biz_type):  # paused since the pop
+            return Ack(batch.topic, row.job_id, Reminder(due_ms, row.job_id))
         if result is ClaimResult.UNHANDLED:
             self._handlers.warn_no_handler(row.type_no, self._database)
             back = Reminder(now_ms + unhandled_delay_ms(now_ms - due_ms), row.job_id)

@@ -160,6 +160,11 @@ class Gate:
         return self._state is OPEN or self._state.is_open
 
     @property
+    def held_targets(self) -> frozenset[str]:
+        """The targets of the pauses that are not over, and of the types with limits."""
+        return frozenset(self._phases) | {TYPE_PREFIX + name for name in self._state.limits}
+
+    @property
     def held_types(self) -> Mapping[int, str]:
         """The types whose reminders are in a hold topic, by number: paused by name, ramping, or limited."""
         return self._state.held

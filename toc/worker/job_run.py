@@ -36,7 +36,7 @@ class JobRun:
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
     `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
-    restricted type was admitted.
+    restricted type was admitted. `has_pass`: it runs through a pause.
     """
 
     job: Job
@@ -55,6 +55,7 @@ class JobRun:
     previous_token: str = ""
     settled: threading.Event | None = None
     admission: Admission | None = None
+    has_pass: bool = False
 
     def database_now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
