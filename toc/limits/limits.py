@@ -111,8 +111,11 @@ class Limits:
         """The limits of a type; None: it has none."""
         return self.limited_types.get(biz_type)
 
-    def set_nodes(self, index: int, nodes: int) -> None:
-        """Without Redis, this node takes part number `index` (from 0) of `nodes` parts of each limit."""
+    def set_nodes(self, index: int | None, nodes: int) -> None:
+        """Without Redis, this node takes part number `index` (from 0) of `nodes` parts of each limit.
+
+        None: one of `nodes` equal parts.
+        """
         with self._lock:
             self._share.set_nodes(index, nodes)
 

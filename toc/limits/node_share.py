@@ -21,10 +21,14 @@ class NodeShare:
             tuple[str, str], float
         ] = {}  # by type and partition: when it is full again
         self._since_ms: dict[str, float] = {}  # by type: since when this node goes by its share
-        self._index, self._nodes = 0, 1
+        self._index: int | None = 0
+        self._nodes = 1
 
-    def set_nodes(self, index: int, nodes: int) -> None:
-        """This node is the one with number `index` (from 0) of `nodes` live nodes."""
+    def set_nodes(self, index: int | None, nodes: int) -> None:
+        """This node is the one with number `index` (from 0) of `nodes` live nodes.
+
+        None: nothing but their number is known; then each has the same part, and at least 1.
+        """
         self._index, self._nodes = index, max(1, nodes)
 
     def forget_type(self, biz_type: str) -> None:
@@ -66,6 +70,8 @@ class NodeShare:
 
     def part_of(self, limit: int) -> int:
         """This node's part of a number; the parts of all nodes together are the number."""
+        if self._index is None:
+            return max(1, limit // self._nodes)
         return limit // self._nodes + (self._index < limit % self._nodes)
 
     def _has_place_for_bucket(self, now_ms: float) -> bool:

@@ -728,6 +728,12 @@ class LeaseSettings(_SettingGroup):
         le=1000,
         description="pull types that one process serves, and types in one lease call, at most",
     )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="processes that lease jobs: each takes its part of a type's limits while Redis is away",
+    )
     threads: int = Field(
         4, ge=1, le=64, description="threads for each database that settle leases in a process"
     )

@@ -165,7 +165,7 @@ class BatchClaim:
         if limits is None or not limits.limited_types:
             return ()
         if not batch.popped:
-            return batch.admissions.keys()
+            return frozenset(batch.job_ids) if batch.has_pass else batch.admissions.keys()
         is_limited = batch.topic.removeprefix(HOLD_TOPIC_PREFIX) in limits.limited_types
         return frozenset(batch.job_ids) if self._is_own_topic and is_limited else ()
 
