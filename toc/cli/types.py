@@ -16,10 +16,11 @@ from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, time_for_people
 from toc.domain.declared_type import FIELDS, RUN_FIELDS, DeclaredType
-from toc.domain.limit_terms import LIMIT_FIELDS
+from toc.domain.limit_terms import LIMIT_FIELDS, limits_text
 from toc.domain.retry_policies import NAMED_POLICIES, retry_policy_to_json
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import HandlerSpec, Registry
+from toc.node.limit_use import read_limit_use
 from toc.node.type_settings import apply_declarations, read_schema_file
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -264,13 +265,14 @@ def list_types(output: Output, app: Apps = None) -> None:
     faulty = [f"{name}: its declaration cannot be read: {text}" for name, text in faults.items()]
     output.print_table(
         {"types": lines, "faults": faults, "away": away},
-        ("biz_type", "by", ">timeout", ">attempts", "retry", "schema"),
+        ("biz_type", "by", ">timeout", ">attempts", "retry", "schema", "limits"),
         [
             (
                 line["biz_type"],
                 line["sink"] or line["mode"] + ("" if line["declared"] else " (not declared)"),
                 *(_term_text(line[field]) for field in RUN_FIELDS),
                 "yes" if line["payload_schema"] else "",
+                _limits_of(declared.get(line["biz_type"])),
             )
             for line in lines
         ],
@@ -287,11 +289,13 @@ def show_type(output: Output, *, name: Name) -> None:
         history = read_history(catalogue.databases, name)
         fault = catalogue.cache.faults.get(name)
         away = catalogue.away
+        use = read_limit_use(catalogue.settings, declared)
     output.print_table(
         {
             "biz_type": name,
             "declared": None if declared is None else declared.set_fields,
             "fault": fault,
+            "limits": None if use is None else use.as_json(),
             "history": [_version_as_json(row) for row in history],
             "away": away,
         },
@@ -305,7 +309,10 @@ def show_type(output: Output, *, name: Name) -> None:
         ],
         empty="",
         last="\n".join(
-            filter(None, [_state_text(name, declared, fault), _away_text(away)])
+            filter(None, [
+                _state_text(name, declared, fault), "" if use is None else use.text,
+                _away_text(away),
+            ])
         ),
     )  # fmt: skip
 
@@ -402,6 +409,10 @@ def _state_text(name: str, declared: DeclaredType | None, fault: str | None) -> 
     return f"{name}: " + ("not declared" if declared is None else _terms_text(declared))
 
 
+def _limits_of(declared: DeclaredType | None) -> str:
+    return "" if declared is None else limits_text(declared.limit_terms, declared.rate)
+
+
 def _away_text(away: list[int] | Any) -> str:
     if not away:
         return ""
@@ -422,6 +433,7 @@ def _effective_terms(
     line: dict[str, Any] = {
         "biz_type": name, "declared": declared is not None, "mode": known.mode, "sink": known.sink,
         "payload_schema": known.payload_schema,
+        **{field: getattr(known, field) for field in LIMIT_FIELDS},
     }  # fmt: skip
     for field in RUN_FIELDS:
         source: DeclaredType | HandlerSpec = known

@@ -68,6 +68,18 @@ class LimitTerms:
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
+def limits_text(terms: LimitTerms | None, rate: str | None) -> str:
+    """The limits for people, as "500/s (burst 500), 20 at once, per biz_id"; "" without limits."""
+    if terms is None:
+        return ""
+    parts = [] if rate is None else [f"{rate} (burst {terms.burst})"]
+    if terms.concurrency is not None:
+        parts.append(f"{terms.concurrency} at once")
+    if terms.per is not None:
+        parts.append(f"per {terms.per}")
+    return ", ".join(parts)
+
+
 def interval_ms_of_rate(rate: str) -> float:
     """The milliseconds for one start at a rate as "500/s", "100/m" or "1000/h". Raises InvalidInput."""
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
