@@ -55,6 +55,19 @@ RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 CLAIMS_LOST = Counter("toc_claims_lost_total", "Running handlers whose claim was lost")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
+LIMIT_ADMITTED = Counter(
+    "toc_limit_admitted_total", "Jobs of limited types that were let start", ["biz_type"]
+)
+LIMIT_REFUSED = Counter(
+    "toc_limit_refused_total",
+    "Due jobs that a limit has let wait; they are offered again",
+    ["biz_type"],
+)
+LIMIT_HOLDERS = Gauge(
+    "toc_limit_holders",
+    "Jobs of this process that hold the concurrency of their type",
+    ["biz_type"],
+)
 UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
 FOREIGN_MEMBERS = Counter(
     "toc_foreign_members_total",

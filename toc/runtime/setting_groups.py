@@ -88,6 +88,18 @@ class TypeSettings(_SettingGroup):
         description="where the jobs are sent: 'webhook:NAME', or a broker of [sinks] as "
         "'rabbitmq:orders/{biz_type}'",
     )
+    rate: str | None = Field(
+        None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
+    )
+    burst: int | None = Field(
+        None, description="starts at once after a pause (default: those of one second)"
+    )
+    concurrency: int | None = Field(
+        None, description="how many jobs may run at once, over all nodes"
+    )
+    per: str | None = Field(
+        None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
 
 
 class TimerSettings(_SettingGroup):
@@ -814,6 +826,12 @@ class LimitSettings(_SettingGroup):
     countdown: int = Field(
         1000, ge=1, le=10_000, description="arrivals that a countdown waits for, at most"
     )
+    partitions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
+    )
 
 
 class LeaseSettings(_SettingGroup):
@@ -834,6 +852,12 @@ class LeaseSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="pull types that one process serves, and types in one lease call, at most",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="processes that lease jobs: each takes its part of a type's limits while Redis is away",
     )
     threads: int = Field(
         4, ge=1, le=64, description="threads for each database that settle leases in a process"
