@@ -18,6 +18,7 @@ from typing import Any
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.center.job_spec import CheckedJob
+from toc.center.job_wait import wait_for_end_async
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
@@ -32,8 +33,10 @@ from toc.http.job_documents import (
     parse_flag,
     parse_job_id,
     parse_limit,
+    parse_wait,
     scheduled_document,
 )
+from toc.http.long_poll import wait_unless_gone
 from toc.http.models import JobIn, JobsIn
 from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
@@ -69,7 +72,7 @@ async def _schedule_one(
     backend: Backend, caller: Caller, wanted: CheckedJob, rule: OnDuplicate
 ) -> Scheduled:
     index = backend.database_of_business(wanted.business)
-    await _require_room(backend, index, wanted.business, wanted.biz_type)
+    await require_room(backend, index, wanted.business, wanted.biz_type)
     if wanted.dedup_key is None:
         with backend.calls.place(index):
             job_id = await backend.write_job(wanted)
@@ -81,7 +84,7 @@ async def _schedule_one(
     return done
 
 
-async def _require_room(
+async def require_room(
     backend: Backend, index: int, business: BusinessId, biz_type: str, jobs: int = 1
 ) -> None:
     """Raises TooManyCalls when the business id has too many live jobs (web.limits.jobs_per_biz_id)."""
@@ -156,7 +159,7 @@ async def _jobs_with_room(
     accepted: list[_Wanted] = []
     for (business, biz_type), jobs in by_business.items():
         try:
-            await _require_room(backend, index, business, biz_type, len(jobs))
+            await require_room(backend, index, business, biz_type, len(jobs))
         except (TocError, HttpProblem) as error:
             for position, _ in jobs:
                 results[position] = error
@@ -192,14 +195,33 @@ def _idempotency_key_of(call: Call) -> str | None:
 
 async def get_job(backend: Backend, call: Call) -> Reply:
     """GET /v1/jobs/{job_id}."""
-    job = await read_job(backend, call)
-    document = job_document(job)
+    wait_s = parse_wait(call.query.get("wait_s"), backend.settings.limits.wait_s)
+    job = await _read_job_in_time(backend, call)
+    if wait_s and job.status.live:
+        job = await _wait_for_end(backend, call, job, wait_s)
+    document = job_document(job, job.countdown)  # `get` has read it
     etag = etag_of(document)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     given = call.request.headers.get("if-none-match", "")
     if etag in (part.strip().removeprefix("W/") for part in given.split(",")):
         return Reply(None, HTTPStatus.NOT_MODIFIED, headers)
     return Reply(document, headers=headers)
+
+
+async def _read_job_in_time(backend: Backend, call: Call) -> Job:
+    """Reads a job for a call that may wait, and so has no deadline of its own."""
+    async with asyncio.timeout(backend.settings.web.limits.call_s):
+        return await read_job(backend, call)
+
+
+async def _wait_for_end(backend: Backend, call: Call, job: Job, wait_s: float) -> Job:
+    """The job when it has ended, or as it is after `wait_s`, at a stop, or when the token was revoked."""
+    read = functools.partial(_read_job_in_time, backend, call)
+    with backend.access.limits.long_poll(call.caller):
+        waiting = asyncio.create_task(
+            wait_for_end_async(job.job_id, wait_s, read, backend.settings.limits.waiters)
+        )
+        return await wait_unless_gone(backend, call, waiting) or job
 
 
 async def read_job(backend: Backend, call: Call) -> Job:
