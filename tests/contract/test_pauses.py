@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.contract.engines import library_on
 from tests.contract.library import Library
 from toc.domain.pauses import PASS_MS, Pause, Phase, Ramp
 from toc.errors import InvalidInput, NotFound
+from toc.store import pauses
 from toc.store.pauses import (
     PauseCache,
+    PauseRow,
     Pauses,
     add_peak,
     delete_old_changes,
@@ -62,22 +66,64 @@ def test_a_change_that_changes_nothing_is_not_written(library: Library) -> None:
     assert again.row.version == 1
 
 
-def test_a_copy_that_missed_changes_gets_the_newest(library: Library) -> None:
-    changes = changes_of(library)
+@pytest.fixture(params=["sqlite", "mysql"])
+def two(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Library]:
+    with library_on(request.param, request, tmp_path, databases=2) as library:
+        yield library
+
+
+def test_a_copy_that_missed_changes_gets_the_newest(two: Library) -> None:
+    changes = changes_of(two)
     changes.change(TARGET, until(1000), "ann")
-    home = library.databases[0]
-    with home.engine.begin() as connection:
+    missed, other = two.databases[0], two.databases[1]
+    with missed.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM toc_pause")
-    cache = PauseCache(library.databases)
+    cache = PauseCache(two.databases)
     cache.read_all_copies()
-    if len(library.databases.all) == 1:
-        assert cache.all() == {}
-        return
-    assert cache.complete_copy(home) == 1
-    assert cache.complete_copy(home) == 0
-    alone = PauseCache(library.databases)
-    alone.read_copy(home)
+    assert cache.complete_copy(other) == 0
+    assert cache.complete_copy(missed) == 1
+    assert cache.complete_copy(missed) == 0
+    alone = PauseCache(two.databases)
+    alone.read_copy(missed)
     assert alone.all()[TARGET].row.copied
+
+
+def test_of_two_changes_with_one_version_the_later_counts_everywhere(two: Library) -> None:
+    """Each reached another database first."""
+    now_ms = two.databases[0].now_ms()
+    for database, actor, later_ms in zip(two.databases, ("ann", "bob"), (0, 5), strict=True):
+        settings = Pause(TARGET, now_ms, now_ms + 1000).to_json()
+        row = PauseRow(
+            TARGET, 1, settings, now_ms + later_ms, actor, actor, None, copied=False, peak_per_min=0
+        )
+        assert pauses._insert_row(database, row)
+    cache = PauseCache(two.databases)
+    cache.read_all_copies()
+    assert [cache.complete_copy(database) for database in two.databases] == [1, 1]
+    cache.read_all_copies()
+    assert [cache.complete_copy(database) for database in two.databases] == [0, 0]
+    for database in two.databases:
+        alone = PauseCache(two.databases)
+        alone.read_copy(database)
+        assert alone.all()[TARGET].row.actor == "bob"
+        assert alone.all()[TARGET].row.version == 2
+
+
+def test_two_changes_at_the_same_time_are_both_in_the_history(two: Library) -> None:
+    changes = changes_of(two)
+    changes.change(TARGET, until(1000), "ann")
+    entered = list[int]()
+
+    def edit(_: Pause | None, now_ms: int) -> Pause:
+        entered.append(now_ms)
+        if len(entered) == 1:  # another one is faster
+            changes_of(two).change(TARGET, until(7000), "bob")
+        return Pause(TARGET, now_ms, None)
+
+    changes.change(TARGET, edit, "cleo")
+    assert len(entered) == 2
+    rows = read_history(two.databases, TARGET)
+    assert [(row.version, row.actor) for row in rows] == [(3, "cleo"), (2, "bob"), (1, "ann")]
 
 
 def test_only_so_many_pauses_at_a_time(library: Library) -> None:
