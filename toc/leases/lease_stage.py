@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from toc.domain.countdown import is_countdown_key
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.domain.times import datetime_of
@@ -409,6 +410,7 @@ class _LeaseBatch:
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
             job.biz_type, job.tenant, job.attribute, job.action_time,
+            is_countdown_key(job.dedup_key),
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:

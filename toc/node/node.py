@@ -15,6 +15,7 @@ from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.node_assignment import add_group_to_name, compute_assignment, group_of_member
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.alarms import make_alarm_services
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
 from toc.node.health import (
@@ -31,7 +32,7 @@ from toc.node.limit_follower import LimitFollower
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
-from toc.node.sinks import WEBHOOK, WebhookSink
+from toc.node.sinks import WEBHOOK, BrokerSinks, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
@@ -53,6 +54,7 @@ from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
+from toc.webhooks.gate import HandlerShares
 from toc.worker.context import ProcessContext
 from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
@@ -72,7 +74,7 @@ class Node:
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
     it gives back the jobs that have not started. `sinks`: handlers of further
-    kinds of sinks, beside "webhook".
+    kinds of sinks, beside "webhook" and those of the settings.
     """
 
     limits: LimitFollower | None = None
@@ -94,8 +96,14 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
-        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
-        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
+        shares = HandlerShares.of_worker(settings.worker)  # of webhooks and brokers together
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name, shares)
+        self._brokers = BrokerSinks(settings, self._clock, shares)
+        self._sinks: SinkHandlers = {
+            WEBHOOK: self._webhooks.make_handler,
+            **self._brokers.makers,
+            **(sinks or {}),
+        }
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -172,7 +180,10 @@ class Node:
             limits.limits,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
-        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
+        worker.pool.async_handlers.closers += [
+            self._webhooks.close_connections,
+            self._brokers.close_connections,
+        ]
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
@@ -182,6 +193,9 @@ class Node:
         readers += limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
+        services += make_alarm_services(
+            settings, self.databases, types, self._clock, worker.process_identity
+        )
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()

@@ -18,6 +18,7 @@ from toc.worker.gate import Gate
 from toc.worker.handler_table import HandlerTable
 from toc.worker.job_run import ClockReading
 from toc.worker.permits import Permits
+from toc.worker.progress_signal import ProgressSignal
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class WorkerContext:
     claims: Claims
     handlers: HandlerTable
     permits: Permits
+    progress_signal: ProgressSignal = field(default_factory=ProgressSignal)
     _sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_claim_token(self) -> str:
