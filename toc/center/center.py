@@ -442,8 +442,8 @@ class TimeoutCenter:
     ) -> PauseInfo:
         """Ends a pause: claims begin again, with a ramp. now: without a ramp; during a ramp: ends the ramp.
 
-        Changes nothing if the pause is over already. Raises NotFound if there never was one, InvalidInput,
-        and StoreUnavailable if no database answers.
+        Changes nothing if the pause is over already, or there never was one: the state is then "over". Raises
+        InvalidInput, and StoreUnavailable if no database answers.
         """
         _check_words(reason, actor)
         target = target_of(biz_type, topic, everything=everything)

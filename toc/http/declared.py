@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller, Scope
-from toc.domain.argument_checks import encode_attribute
-from toc.domain.declared_type import DeclaredType, check_payload
+from toc.domain.declared_type import DeclaredType
 from toc.errors import InvalidInput
 from toc.http.problems import HttpProblem, unavailable
 
@@ -38,16 +37,6 @@ def declared_types(backend: Backend) -> Mapping[str, DeclaredType]:
             "no database has answered yet, so it is not known which types are declared"
         )
     return backend.catalogue.all()
-
-
-def check_payload_of(
-    declared: DeclaredType, payload: dict[str, Any] | None, bytes_max: int
-) -> None:
-    """Raises InvalidInput for a payload that is too large, or does not fit the schema of its type."""
-    if declared.payload_schema is not None:
-        # First: the time of a check grows with the size, and the event loop waits for it.
-        encode_attribute(payload, bytes_max)
-    check_payload(declared, payload, field="payload")
 
 
 def not_allowed(scope: Scope) -> HttpProblem:
