@@ -285,6 +285,7 @@ def test_a_lease_of_a_countdown_says_what_made_it_fire(client: httpx.Client) -> 
         ({"count": 1001}, "count"),
         ({"key": "a b"}, "key"),
         ({"biz_type": "other"}, "biz_type"),
+        ({"payload": {"a": "x" * 70_000}}, "payload"),
     ],
 )
 def test_a_wrong_countdown_is_refused_by_name(
