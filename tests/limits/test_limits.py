@@ -15,7 +15,7 @@ from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
 from toc.limits.limits import Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
 from toc.testing.clock import TestClock
-from toc.timer.limit_store import LimitStore, PartitionWish
+from toc.timer.limit_store import LimitStore, PartitionHold, PartitionWish
 
 TYPE = "order.close"
 HOLD_MS = 15_000
@@ -323,6 +323,32 @@ def test_releases_wait_for_redis(rig: LimitRig, silent: SilentStore) -> None:
     process.limits.store = rig.store
     process.keeper.run_once()
     assert other.take([2]).admitted == {2}
+
+
+def test_a_start_whose_return_was_not_answered_is_not_returned_twice(
+    rig: LimitRig, silent: SilentStore
+) -> None:
+    process = Process(rig, Declared(rate="10/s", burst=10))
+    rig.store.hold(TYPE, [])
+    rig.clock.advance(3600)
+    process.take(range(10))
+    process.limits.store = silent
+    process.limits.give_back(range(4), TYPE, process.token, "")
+    with pytest.raises(TimerUnavailable):
+        process.keeper.run_once()
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert process.take(range(50)).admitted == set()
+
+
+def test_a_hold_is_never_made_shorter(rig: LimitRig) -> None:
+    held = [PartitionHold(ONE_PARTITION, [(ms, "7:x")]) for ms in (5000, 500)]
+    for each in held:
+        rig.store.hold(TYPE, [each])
+    rig.clock.advance(1)
+    assert rig.store.read_use([TYPE])[TYPE].holders == 1
+    rig.clock.advance(4)
+    assert rig.store.read_use([TYPE])[TYPE].holders == 0
 
 
 def test_a_changed_limit_counts_at_once(rig: LimitRig) -> None:
