@@ -230,7 +230,7 @@ def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> N
     _settle(rig, process)
     assert process.take([1], "a").admitted == {1}
     process.keeper.run_once()
-    keys = rig.keys()
+    keys = rig.read_keys()
     assert len(keys) == 4
     assert len({key[key.index(b"{") : key.index(b"}")] for key in keys}) == 1
     assert all(rig.ttl_ms(key) > 0 for key in keys)
@@ -349,6 +349,16 @@ def test_a_hold_is_never_made_shorter(rig: LimitRig) -> None:
     assert rig.store.read_use([TYPE])[TYPE].holders == 1
     rig.clock.advance(4)
     assert rig.store.read_use([TYPE])[TYPE].holders == 0
+
+
+def test_a_key_of_another_program_costs_no_more_than_redis_away(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="10/s", concurrency=2))
+    _settle(rig, process)
+    assert process.take([1]).admitted == {1}
+    rig.spoil(next(key for key in rig.read_keys() if b"bucket" in key))
+    assert process.take([2]).admitted == set()  # this node's share begins with an empty bucket
+    rig.clock.advance(1)
+    assert process.take([2, 3]).admitted == {2}
 
 
 def test_a_changed_limit_counts_at_once(rig: LimitRig) -> None:
