@@ -258,9 +258,9 @@ def test_a_job_whose_worker_died_waits_for_a_place(make_rig: MakeRig) -> None:
     lost = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.run_elsewhere(lost, token="dead:1", attempts=1, lease_s=-1)
     first = rig.center.schedule(2, NOW, biz_type=TYPE)
-    before = metric("toc_limit_refused_total", biz_type=TYPE)
     rig.start()
     gate.wait(1)
+    before = metric("toc_limit_refused_total", biz_type=TYPE)
     # The other one is refused: the pending job, or the one that is to be taken over.
     wait_until(
         lambda: metric("toc_limit_refused_total", biz_type=TYPE) > before, "a job to be refused"
@@ -269,3 +269,13 @@ def test_a_job_whose_worker_died_waits_for_a_place(make_rig: MakeRig) -> None:
     gate.open.set()
     rig.wait_for(Status.DONE, lost, first)
     assert rig.row(lost).attempts == 2
+
+
+def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
+    rig = make_rig(**SOON)
+    handler = RunningCount()
+    declare(rig, TYPE, sink="webhook:shop", concurrency=1)
+    rig.start(sinks={"webhook": lambda target: handler})
+    ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
+    rig.wait_for(Status.DONE, *ids)
+    assert handler.most == {None: 1}
