@@ -341,6 +341,24 @@ def test_a_start_whose_return_was_not_answered_is_not_returned_twice(
     assert process.take(range(50)).admitted == set()
 
 
+def test_a_start_of_the_share_does_not_come_back_to_redis(
+    rig: LimitRig, silent: SilentStore
+) -> None:
+    process = Process(rig, Declared(rate="10/s", burst=10))
+    rig.store.hold(TYPE, [])
+    rig.clock.advance(3600)
+    assert len(process.take(range(10)).admitted) == 10
+    process.limits.store = silent
+    process.take([])
+    assert process.take([90]).admitted == set()
+    rig.clock.advance(0.5)
+    assert len(process.take(range(10, 14)).admitted) == 4
+    process.limits.give_back(range(10, 14), TYPE, process.token, "")
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert len(process.take(range(50)).admitted) == 5  # what half a second allows
+
+
 def test_a_hold_is_never_made_shorter(rig: LimitRig) -> None:
     held = [PartitionHold(ONE_PARTITION, [(ms, "7:x")]) for ms in (5000, 500)]
     for each in held:
