@@ -111,4 +111,6 @@ def job_as_json(job: Job | DeadJob) -> dict[str, Any]:
         "attribute": job.attribute,
         "dedup_key": job.dedup_key,
         "token": job.token,
+        "progress": None if job.last_progress is None else job.last_progress._asdict(),
+        "result": job.result,
     }
