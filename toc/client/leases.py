@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from toc.client.http_call import HttpCall, encode_body
 from toc.client.verbs import Steps
-from toc.client.wire_jobs import parse_time_ms
+from toc.client.wire_jobs import parse_countdown, parse_time_ms
 from toc.domain.job import Job, Status
 from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
@@ -90,6 +90,7 @@ def _parse_lease(document: Any, control: RunControl) -> Lease:
         token=None,
         tenant=document["tenant"],
         _control=control,
+        _countdown=parse_countdown(document.get("countdown")),
     )
     return Lease(job, control, str(document["token"]))
 

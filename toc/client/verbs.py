@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from toc.center.countdown_spec import check_countdown
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
 from toc.center.job_wait import check_timeout
 from toc.client.bulk import Bulk
@@ -21,6 +22,7 @@ from toc.client.wire_jobs import (
     business_document,
     job_document,
     parse_answer,
+    parse_arrival,
     parse_job,
     parse_scheduled,
     when_document,
@@ -32,6 +34,7 @@ from toc.domain.argument_checks import (
     check_reason,
 )
 from toc.domain.biz_ids import check_business_id
+from toc.domain.countdown import ArrivalAnswer, check_arrival_id, check_own_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.domain.times import action_time_to_ms
@@ -154,6 +157,74 @@ class Verbs:
 
     def run_now(self, job_id: int, *, reason: str | None = None) -> Steps[Answer]:
         return (yield from self._change_by_id("run_now", job_id, reason))
+
+    # ---- countdowns
+
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        on_duplicate: str = "keep",
+        tenant: str | None = None,
+    ) -> Steps[Scheduled]:
+        refuse_tenant(tenant)
+        arguments = {
+            "biz_id": biz_id, "count": count, "deadline": deadline, "biz_type": biz_type,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+            "on_duplicate": on_duplicate,
+        }  # fmt: skip
+        job = check_countdown(
+            self._clock.wall_ms(), self._settings.limits, deadline, count, arguments
+        )
+        when = when_document(job.action_time)
+        if "action_time" in when:
+            when = {"deadline": when["action_time"]}
+        document = {
+            **business_document(job.business), "biz_type": job.biz_type, "count": count, **when,
+            "key": dedup_key, "on_duplicate": on_duplicate,
+        }  # fmt: skip
+        if attribute is not None:
+            document["payload"] = attribute
+        answer = yield HttpCall(
+            "POST",
+            "/v1/jobs:countdown",
+            encode_body(document),
+            # With "error", a repetition would be refused because of the countdown of the first call.
+            is_repeatable=on_duplicate != "error",
+            arguments=arguments,
+        )
+        return parse_scheduled(answer)
+
+    def arrive(
+        self,
+        arrival_id: str,
+        *,
+        job_id: int | None = None,
+        biz_id: int | str | None = None,
+        biz_type: str = "default",
+        dedup_key: str = "",
+        tenant: str | None = None,
+    ) -> Steps[ArrivalAnswer]:
+        check_arrival_id(arrival_id)
+        check_own_key(dedup_key)
+        arguments = {
+            "arrival_id": arrival_id, "job_id": job_id, "biz_id": biz_id, "biz_type": biz_type,
+            "dedup_key": dedup_key, "tenant": tenant,
+        }  # fmt: skip
+        path, document = _target_of("arrive", arguments)
+        answer = yield HttpCall(
+            "POST",
+            path,
+            encode_body(document | {"arrival_id": arrival_id}),
+            is_repeatable=True,
+            arguments=arguments,
+        )
+        return parse_arrival(answer)
 
     # ---- look
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from toc.domain.biz_ids import BusinessId
 from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from toc.domain.countdown import Countdown
 
 
 class Status(IntEnum):
@@ -56,11 +60,14 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
 
 
 class AnswerKind(StrEnum):
-    """The possible answers of cancel, reschedule, run_now and redrive."""
+    """The possible answers of cancel, reschedule, run_now, redrive and arrive."""
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     REDRIVEN = "redriven"
+    ARRIVED = "arrived"
+    COMPLETED = "completed"
+    REPEATED = "repeated"
     PENDING = "pending"
     RUNNING = "running"
     DONE = "done"
@@ -70,7 +77,10 @@ class AnswerKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-_OK = {AnswerKind.CANCELLED, AnswerKind.RESCHEDULED, AnswerKind.REDRIVEN}
+_OK = {
+    AnswerKind.CANCELLED, AnswerKind.RESCHEDULED, AnswerKind.REDRIVEN,
+    AnswerKind.ARRIVED, AnswerKind.COMPLETED, AnswerKind.REPEATED,
+}  # fmt: skip
 
 
 class Answer(str):
@@ -95,7 +105,7 @@ class Answer(str):
 
     def __new__(
         cls, text: str, job_id: int | None = None, attempts: int = 0, hint: str | None = None
-    ) -> Answer:
+    ) -> Self:
         self = super().__new__(cls, AnswerKind(text).value)
         self.job_id, self.attempts, self.hint = job_id, attempts, hint
         return self
@@ -173,6 +183,21 @@ class Job:
     result: Any = None
     last_progress: Progress | None = None
     _control: RunControl | None = field(default=None, repr=False, compare=False)
+    # A countdown's state, or the function that reads it.
+    _countdown: Countdown | Callable[[Job], Countdown | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    @property
+    def countdown(self) -> Countdown | None:
+        """How far a countdown is, and what made it fire; None: the job is no countdown (`toc.countdown`).
+
+        In a handler in this process the first use reads the database, and raises StoreUnavailable if it does
+        not answer. In an `async def` handler: `await asyncio.to_thread(lambda: job.countdown)`.
+        """
+        if callable(self._countdown):
+            object.__setattr__(self, "_countdown", self._countdown(self))
+        return self._countdown  # type: ignore[return-value]  # it was read
 
     @property
     def lost(self) -> threading.Event:

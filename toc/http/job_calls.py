@@ -79,7 +79,7 @@ async def _schedule_one(
     }
     business = check_business_id(wanted["biz_id"], caller.tenant)
     index = backend.database_of_business(business)
-    await _require_room(backend, index, business, wanted["biz_type"])
+    await require_room(backend, index, business, wanted["biz_type"])
     if wanted.get("dedup_key") is None:
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
@@ -93,7 +93,7 @@ async def _schedule_one(
     return await backend.calls.run(index, schedule)
 
 
-async def _require_room(
+async def require_room(
     backend: Backend, index: int, business: BusinessId, biz_type: str, jobs: int = 1
 ) -> None:
     """Raises TooManyCalls when the business id has too many live jobs (web.limits.jobs_per_biz_id)."""
@@ -167,7 +167,7 @@ async def _jobs_with_room(
     accepted: list[tuple[int, JobSpec]] = []
     for (business, biz_type), jobs in by_business.items():
         try:
-            await _require_room(backend, index, business, biz_type, len(jobs))
+            await require_room(backend, index, business, biz_type, len(jobs))
         except (TocError, HttpProblem) as error:
             for position, _ in jobs:
                 results[position] = error
@@ -241,7 +241,7 @@ async def get_job(backend: Backend, call: Call) -> Reply:
     job = await _read_job_in_time(backend, call)
     if wait_s and job.status.live:
         job = await _wait_for_end(backend, call, job, wait_s)
-    document = job_document(job)
+    document = job_document(job, job.countdown)  # `get` has read it
     etag = etag_of(document)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     given = call.request.headers.get("if-none-match", "")

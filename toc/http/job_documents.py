@@ -10,6 +10,7 @@ from typing import Any
 
 from toc.domain.argument_checks import check_integer
 from toc.domain.biz_ids import TEXT_CHARS_MAX
+from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.errors import InvalidInput
@@ -82,8 +83,11 @@ def parse_flag(text: str | None, field: str) -> bool | None:
     return text == "true"
 
 
-def job_document(job: Job) -> dict[str, Any]:
-    """A job for `JobOut`. The token of its claim is left out: it would let the reader settle the job."""
+def job_document(job: Job, countdown: Countdown | None = None) -> dict[str, Any]:
+    """A job for `JobOut`. The token of its claim is left out: it would let the reader settle the job.
+
+    countdown: the job's own, where it has been read.
+    """
     return {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),
@@ -98,7 +102,27 @@ def job_document(job: Job) -> dict[str, Any]:
         "key": job.dedup_key,
         "progress": None if job.last_progress is None else job.last_progress._asdict(),
         "result": job.result,
+        "countdown": countdown_document(countdown),
     }
+
+
+def countdown_document(countdown: Countdown | None) -> dict[str, Any] | None:
+    """A countdown for `CountdownOut`."""
+    if countdown is None:
+        return None
+    return {
+        "wanted": countdown.wanted,
+        "arrived": countdown.arrived,
+        "arrival_ids": list(countdown.arrival_ids),
+        "by": countdown.by,
+    }
+
+
+def arrival_document(answer: ArrivalAnswer) -> dict[str, Any]:
+    """An answer for `ArrivalOut`, without its hint: see `answer_document`."""
+    job_id = None if answer.job_id is None else str(answer.job_id)
+    counts = {"arrived": answer.arrived, "wanted": answer.wanted}
+    return {"answer": str(answer), "job_id": job_id, **counts}
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the call watches its connection. What was sent counts as leased, whether the con
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from toc.domain.result_document import check_progress, encode_result
 from toc.http.backend import Backend
 from toc.http.call import Action, Call, Reply
 from toc.http.declared import require_type
-from toc.http.job_documents import parse_job_id
+from toc.http.job_documents import countdown_document, parse_job_id
 from toc.http.long_poll import is_gone, wait_unless_gone
 from toc.http.models import LeaseIn
 from toc.http.wire_times import format_datetime
@@ -45,8 +46,13 @@ async def lease_jobs(backend: Backend, call: Call) -> Reply:
     if not backend.access.authenticator.is_still_valid(call.caller):  # revoked during the wait
         server.give_back(jobs)
         jobs = []
+    try:
+        documents = [await _lease_document(backend, job) for job in jobs]
+    except BaseException:  # the consumer gets none of them
+        server.give_back(jobs)
+        raise
     return Reply(
-        {"leases": [_lease_document(job) for job in jobs]},
+        {"leases": documents},
         target=",".join(body.types),
         rows_changed=len(jobs),
         outcome="leased" if jobs else "empty",
@@ -61,7 +67,12 @@ def _accept_for(caller: Caller) -> Accept:
     return accept
 
 
-def _lease_document(job: LeasedJob) -> dict[str, Any]:
+async def _lease_document(backend: Backend, job: LeasedJob) -> dict[str, Any]:
+    countdown = None
+    if job.is_countdown:
+        read = functools.partial(backend.center.get, job.job_id)
+        found = await backend.calls.run(backend.database_of_job(job.job_id), read)
+        countdown = None if found is None else found.countdown
     return {
         "job_id": str(job.job_id),
         "token": job.token,
@@ -73,6 +84,7 @@ def _lease_document(job: LeasedJob) -> dict[str, Any]:
         "tenant": job.tenant,
         "action_time": format_datetime(job.action_time),
         "payload": dict(job.attribute),
+        "countdown": countdown_document(countdown),
     }
 
 

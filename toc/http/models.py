@@ -34,6 +34,13 @@ Key = Annotated[
         description="There is one live job per tenant, biz_id, biz_type and key: the `dedup_key` of Python.",
     ),
 ]
+OwnKey = Annotated[
+    str,
+    Field(
+        max_length=56,
+        description="There is one live countdown per tenant, biz_id, biz_type and key.",
+    ),
+]
 Reason = Annotated[
     str | None, Field(max_length=1000, description="Why; it is kept in the job's events.")
 ]
@@ -139,6 +146,71 @@ class ProgressOut(_Answer):
     total: int
 
 
+class CountdownIn(_Request):
+    """A countdown to start. Give `deadline` or `delay`."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    biz_type: Annotated[str, Field(max_length=64, description="A declared type.")]
+    count: Annotated[
+        int, Field(ge=1, le=10_000, description="Arrivals to wait for: up to limits.countdown.")
+    ]
+    deadline: ActionTime = None
+    delay: Delay = None
+    payload: Annotated[
+        dict[str, Any] | None,
+        Field(description="A JSON object that the handler gets: `attribute`."),
+    ] = None
+    key: OwnKey = ""
+    on_duplicate: Annotated[
+        Literal["keep", "once", "error"],
+        Field(
+            description="What happens if a live countdown has the key; once: also one that has ended."
+        ),
+    ] = "keep"
+
+
+class ArriveIn(_Request):
+    """An arrival of a countdown."""
+
+    arrival_id: Annotated[
+        str, Field(min_length=1, max_length=64, description="The same one counts once.")
+    ]
+
+
+class BusinessArriveIn(ArriveIn):
+    """An arrival of the countdown of a business id (and key)."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    key: OwnKey = ""
+
+
+class ArrivalOut(_Answer):
+    """Whether the arrival counts. arrived: it does. completed: it was the last one; the job is due now.
+
+    repeated: an earlier call has counted it. Otherwise it does not count, and this is the job's status.
+    unknown: no such countdown that you may see.
+    """
+
+    answer: Literal[
+        "arrived", "completed", "repeated", "pending", "running", "done", "already_cancelled", "dead",
+        "unknown",
+    ]  # fmt: skip
+    job_id: str | None
+    arrived: int
+    wanted: int
+
+
+class CountdownOut(_Answer):
+    """How far a countdown is. `by`: what made it fire; null: it has not fired."""
+
+    wanted: int
+    arrived: int
+    arrival_ids: list[str]
+    by: Literal["arrivals", "deadline"] | None
+
+
 class JobOut(_Answer):
     """A job as its database has it now."""
 
@@ -161,6 +233,9 @@ class JobOut(_Answer):
     ]
     result: Annotated[
         Any, Field(description="What a job that is done has kept: any JSON, or null.")
+    ]
+    countdown: Annotated[
+        CountdownOut | None, Field(description="Of a countdown; null in lists of jobs.")
     ]
 
 
@@ -273,6 +348,7 @@ class LeaseOut(_Answer):
     tenant: str | None
     action_time: str
     payload: dict[str, Any]
+    countdown: CountdownOut | None
 
 
 class LeasesOut(_Answer):
@@ -379,13 +455,20 @@ class LeaseResults(_Answer):
 
 
 class TypeOut(_Answer):
-    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any."""
+    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
+
+    rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    """
 
     name: str
     mode: Literal["handler", "pull", "sink"]
     timeout_s: float
     max_attempts: int
     payload_schema: dict[str, Any] | None
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    per: str | None
 
 
 class TypesOut(_Answer):

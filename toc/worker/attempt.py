@@ -32,7 +32,7 @@ class AttemptHooks:
     """Starts and ends attempts for the handler pool. `settlers`: the settle stage of each database."""
 
     def __init__(self, context: WorkerContext, settlers: Sequence[Inbox[FinishedRun]]) -> None:
-        self._context, self._settlers = context, settlers
+        self._context, self._settlers, self._gate = context, settlers, context.process.gate
         self._clock = context.process.clock
         self._settings = context.process.settings.worker
         self._result_bytes_max = context.process.settings.limits.result_bytes
@@ -57,7 +57,8 @@ class AttemptHooks:
         if waited_s - run.spec.batch_wait_s > self._settings.queue_wait_s and not is_again:
             # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
-        if self._context.permits.closed or is_too_late:
+        is_paused = self._gate.is_closed(run.job.biz_type) and not run.has_pass
+        if self._context.permits.closed or is_too_late or is_paused:
             self._send_to_settler(run, outcome_for_giving_back(run))
             return False
         run.started_s = now_s
@@ -66,7 +67,10 @@ class AttemptHooks:
         if is_again:
             return True
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(run.lateness_s(now_s))
+            lateness = metrics.LATENESS
+            if self._gate.is_held_back(run.job.biz_type, run.job.action_ms):
+                lateness = metrics.LATENESS_PAUSED
+            lateness.observe(run.lateness_s(now_s))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         _DATABASE_STAGE.observe(run.queued_s - run.asked_s)

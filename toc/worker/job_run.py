@@ -7,14 +7,16 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
+from toc.runtime.admission import Admission
 from toc.store.claims import ClaimedRow, Outcome
+from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ class JobRun:
     when the handler was called. `found_ms`: the server's time by which it was found due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
-    `settled`: a LeaseRecovery waits for it; set when the run is settled.
-    `batch`: the call of a batch handler that the run is in; None: it is in none, or not yet.
+    `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
+    restricted type was admitted. `has_pass`: it runs through a pause. `batch`: the call of a batch handler
+    that the run is in; None: it is in none, or not yet.
     """
 
     job: Job
@@ -54,6 +57,8 @@ class JobRun:
     started_s: float = 0.0
     previous_token: str = ""
     settled: threading.Event | None = None
+    admission: Admission | None = None
+    has_pass: bool = False
     batch: HandlerBatch | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -121,12 +126,14 @@ class RunMaker:
     """Makes the runs of the rows that one call has claimed under `token`.
 
     `found_s`: the monotonic time before the jobs were found; their leases count from there. `asked`: the
-    clocks before the claim. `found_ms`: see `JobRun`.
+    clocks before the claim. `found_ms`: see `JobRun`. `topic`: the hold topic that the jobs were popped from;
+    "": their reminders belong to the topic of their type.
     """
 
     def __init__(
         self, context: WorkerContext, database: Database, token: str, found_s: float,
         asked: ClockReading, found_ms: int | None = None,
+        topic: str = "",
     ) -> None:  # fmt: skip
         settings = context.process.settings
         self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
@@ -134,7 +141,9 @@ class RunMaker:
         self._extend_s_max = settings.worker.extend_s_max
         self._on_progress = context.progress_signal.set
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
+        self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
+        self._read_countdown = partial(read_countdown, context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
@@ -148,10 +157,11 @@ class RunMaker:
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, _control=control,
+            tenant=row.tenant, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
+        topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(
-            job, spec, self._topic_of_biz_type(spec.biz_type), self._database.index, self._token,
+            job, spec, topic, self._database.index, self._token,
             self._claimed_ms(row), self._lease_end_s,
             asked_s=self._asked.monotonic_s, queued_s=self._queued_s, control=control,
             found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,
