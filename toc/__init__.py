@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
+    from toc.handlers.hooks import HandlerRun, ScheduleCall
+    from toc.handlers.typed_handler import TypedHandler
     from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     find = _center.find
     dead = _center.dead
     handler = _center.handler
+    hooks = _center.hooks
     complete = _center.complete
     close = _center.close
 
@@ -74,13 +77,15 @@ _HOMES = {
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
+    "toc.handlers.hooks": ("HandlerRun", "ScheduleCall"),
+    "toc.handlers.typed_handler": ("TypedHandler",),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "get", "find", "dead", "handler", "complete", "close",
+    "get", "find", "dead", "handler", "hooks", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -113,11 +118,12 @@ def __dir__() -> list[str]:
 __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
     "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
-    "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
-    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
-    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
-    "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
-    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
-    "run_now", "schedule", "schedule_each", "schedule_many",
+    "Forbidden", "HandlerRun", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound",
+    "Overloaded", "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "ScheduleCall",
+    "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze",
+    "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable",
+    "TocError", "TooManyCalls", "TypedHandler", "Unauthenticated", "WrongDatabase", "cancel",
+    "close", "complete", "connect", "current_job", "dead", "find", "get", "handler", "hooks",
+    "load_settings", "place", "redrive", "reschedule", "run_now", "schedule", "schedule_each",
+    "schedule_many",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar, Unpack
 from toc.center.center import JobOptions, TimeoutCenter
 from toc.center.job_spec import When
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
+from toc.center.schedule_hooks import begin_schedule
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,9 +71,20 @@ class AsyncTimeoutCenter:
         if checks.may_block(job.biz_type):
             await self._run_in_thread(functools.partial(checks.check_job, database, job))
         loop = asyncio.get_running_loop()
+        hooked = begin_schedule(self.center.hooks, [job])
+        if hooked is not None:
+            job = hooked.jobs[0]
         waiting = WaitingJob(job, loop.create_future(), loop)
-        self._batches_of_database(database.index).enqueue(waiting)
-        return await waiting.answer
+        try:
+            self._batches_of_database(database.index).enqueue(waiting)
+            job_id = await waiting.answer
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
+        if hooked is not None:
+            hooked.end([job_id])
+        return job_id
 
     schedule_many = _in_thread(TimeoutCenter.schedule_many)
     cancel = _in_thread(TimeoutCenter.cancel)

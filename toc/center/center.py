@@ -22,6 +22,7 @@ from toc.center.connections import Connections
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
+from toc.center.schedule_hooks import begin_schedule
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -39,17 +40,19 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import F, Registry, registry
+from toc.handlers.hooks import Hooks
+from toc.handlers.registry import F, M, P, PayloadFunction, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.external_transaction import complete_in_transaction
-from toc.store.jobs import ON_DUPLICATE, OnDuplicate
+from toc.store.jobs import ON_DUPLICATE, InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
+    from toc.handlers.typed_handler import TypedHandler
 
 __all__ = ["JobSpec", "TimeoutCenter"]
 
@@ -185,9 +188,17 @@ class TimeoutCenter:
         state = self._open_connections()
         database = state.database_of_business(wanted.business)
         state.payload_checks.check_job(database, wanted)
-        new = state.make_new_jobs(database, [wanted])
-        jobs = state.jobs
-        inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
+        hooked = begin_schedule(self._handlers.hooks, [wanted])
+        if hooked is not None:
+            wanted = hooked.jobs[0]
+        try:
+            new = state.make_new_jobs(database, [wanted])
+            jobs = state.jobs
+            inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
             to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
@@ -195,6 +206,8 @@ class TimeoutCenter:
                 arm_after_commit(orm_session, to_arm, state.arm_near_jobs)
             elif joined is None:
                 state.arm_near_jobs(to_arm)
+        if hooked is not None:
+            hooked.end([inserted])
         return inserted.as_scheduled if details else inserted.job_id
 
     @overload
@@ -236,16 +249,21 @@ class TimeoutCenter:
         PartlyScheduled (with the ids) when some were written and others not.
         """
         wanted = self._check_jobs(jobs, biz_type, on_duplicate)
-        bulk = self._prepare_bulk(wanted, on_duplicate)
+        hooked = begin_schedule(self._handlers.hooks, wanted)
+        bulk = self._prepare_bulk(wanted if hooked is None else hooked.jobs, on_duplicate)
+        failure: BaseException | None = None
         try:
             bulk.write_and_arm()
-            if bulk.failed:
-                raise next(iter(bulk.failed.values()))
-        except TocError as error:
-            if not any(bulk.inserted):
+            bulk.raise_first_failure()
+        except BaseException as error:
+            failure = error
+            if not isinstance(error, TocError) or not any(bulk.inserted):
                 raise
             ids = [None if it is None else it.job_id for it in bulk.inserted]
             raise PartlyScheduled(ids, error) from error
+        finally:
+            if hooked is not None:
+                hooked.end(bulk.inserted, failure)
         if details:
             return [it.as_scheduled for it in bulk.inserted if it is not None]
         return [it.job_id for it in bulk.inserted if it is not None]
@@ -266,6 +284,9 @@ class TimeoutCenter:
         if actor is not None:
             check_actor(actor)
         wanted = self._check_jobs(jobs, biz_type, on_duplicate)
+        hooked = begin_schedule(self._handlers.hooks, wanted)
+        if hooked is not None:
+            wanted = hooked.jobs
         state = self._open_connections()
         by_database: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(wanted):
@@ -274,12 +295,20 @@ class TimeoutCenter:
             lambda part: self._prepare_bulk(part, on_duplicate, actor),
             lambda job: state.shard_of_business(job.business),
         )
-        results: dict[int, Scheduled | Exception] = {}
-        for positions in by_database.values():
-            written = writer.write_jobs([wanted[position] for position in positions])
-            for position, each in zip(positions, written, strict=True):
-                results[position] = each if isinstance(each, Exception) else each.as_scheduled
-        return [results[position] for position in range(len(wanted))]
+        results: dict[int, InsertResult | Exception] = {}
+        failure: BaseException | None = None
+        try:
+            for positions in by_database.values():
+                written = writer.write_jobs([wanted[position] for position in positions])
+                results.update(zip(positions, written, strict=True))
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if hooked is not None:
+                hooked.end([results.get(each) for each in range(len(wanted))], failure)
+        found = [results[position] for position in range(len(wanted))]
+        return [each if isinstance(each, Exception) else each.as_scheduled for each in found]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
@@ -460,6 +489,7 @@ class TimeoutCenter:
         state = self._open_connections()
         return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -467,11 +497,45 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
-        """Registers a handler; see `Registry.handler`."""
+        codec: str | None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str,
+        *,
+        payload: Callable[P, M],
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+    ) -> Callable[[PayloadFunction[M]], TypedHandler[P, M]]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        payload: Callable[..., Any] | None = None,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+    ) -> Callable[[Any], Any]:
+        """Registers a handler; see `Registry.handler`. With `payload`, its `schedule` uses this client."""
+        if payload is None:
+            return self._handlers.handler(
+                biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, codec=codec
+            )
         return self._handlers.handler(
-            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
-        )
+            biz_type, payload=payload, timeout=timeout, max_attempts=max_attempts, retry=retry,
+            codec=codec, client=self,
+        )  # fmt: skip
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks around schedule and run, of the registry of this client."""
+        return self._handlers.hooks
 
     # ---- life
 
@@ -504,7 +568,9 @@ class TimeoutCenter:
                 state = self._state
                 if state is None:
                     actor = self._actor or process_name()
-                    state = self._state = Connections(self.settings, self._clock, actor)
+                    state = self._state = Connections(
+                        self.settings, self._clock, actor, self._handlers
+                    )
         return state
 
     def _check_job(

@@ -33,6 +33,7 @@ class CheckedJob(NamedTuple):
     """The checked arguments of one job to schedule.
 
     action_time: in ms since 1970, or the delay from the time of the job's database. attribute: JSON text.
+    trace: what a hook records with the job.
     """
 
     business: BusinessId
@@ -40,6 +41,7 @@ class CheckedJob(NamedTuple):
     action_time: int | timedelta
     attribute: str | None
     dedup_key: str | None
+    trace: str | None = None
 
 
 def check_job_fields(

@@ -61,6 +61,10 @@ SchemaFile = Annotated[
         "--payload-schema", metavar="FILE", help="JSON Schema (2020-12) of the attribute."
     ),
 ]
+Codec = Annotated[
+    str | None,
+    typer.Option("--codec", metavar="NAME", help="Encrypt the payloads by this codec."),
+]
 TypeReason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the type's history."),
@@ -70,12 +74,12 @@ Unset = Annotated[
     typer.Option(
         "--unset",
         metavar="FIELD",
-        help="No longer declare timeout, max-attempts, retry or payload-schema; may be repeated.",
+        help="No longer declare timeout, max-attempts, retry, payload-schema or codec; may be repeated.",
     ),
 ]
 FIELD_OF_OPTION: Mapping[str, str] = {
     "timeout": "timeout_s", "max-attempts": "max_attempts", "retry": "retry",
-    "payload-schema": "payload_schema",
+    "payload-schema": "payload_schema", "codec": "codec",
 }  # fmt: skip
 
 
@@ -114,6 +118,7 @@ def declare_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    codec: Codec = None,
     reason: TypeReason = None,
 ) -> int:
     """Declare a biz_type: who does its jobs, and on which terms.
@@ -122,6 +127,8 @@ def declare_type(
     or are the defaults. In force everywhere within catalogue.refresh_s seconds.
     """
     fields = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    if codec is not None:
+        fields["codec"] = codec
     wanted = DeclaredType.from_fields(name, fields)
     with _open_catalogue() as catalogue:
         result = catalogue.types.change(name, lambda _: wanted, current_person(), reason)
@@ -140,6 +147,7 @@ def set_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    codec: Codec = None,
     unset: Unset = None,
     reason: TypeReason = None,
 ) -> int:
@@ -148,6 +156,8 @@ def set_type(
     In force everywhere within catalogue.refresh_s seconds; runs and leases that have begun keep their terms.
     """
     changes = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    if codec is not None:
+        changes["codec"] = codec
     for option in unset or []:
         field = FIELD_OF_OPTION.get(option)
         if field is None:
@@ -382,7 +392,7 @@ def _effective_terms(
     spec = None if handlers is None or known.mode != "handler" else handlers.get(name)
     line: dict[str, Any] = {
         "biz_type": name, "declared": declared is not None, "mode": known.mode, "sink": known.sink,
-        "payload_schema": known.payload_schema,
+        "payload_schema": known.payload_schema, "codec": known.codec,
     }  # fmt: skip
     for field in RUN_FIELDS:
         source: DeclaredType | HandlerSpec = known

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
+from toc.domain.payload_envelope import check_codec_name
 from toc.domain.payload_schema import PayloadCheck
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
@@ -33,7 +34,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
-FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink")
+FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", "codec")
 _SINK = re.compile(r"webhook:[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -44,7 +45,9 @@ class DeclaredType:
     mode: "handler": functions of `toc worker` run the jobs; "pull": remote consumers lease them; "sink": the
     worker sends them to `sink`, as "webhook:shop". timeout_s: seconds that one run, or lease, may take.
     max_attempts: runs before the job is dead. payload_schema: a JSON Schema (draft 2020-12) that attributes
-    must fit; None: any. explicit: which of RUN_FIELDS the declaration sets; the others have their defaults.
+    must fit; None: any. codec: of the settings, encrypts the payloads; None: they are not encrypted, unless
+    the handler's decorator names a codec. explicit: which of RUN_FIELDS the declaration sets; the others
+    have their defaults.
     """
 
     name: str
@@ -54,6 +57,7 @@ class DeclaredType:
     retry: RetryPolicy = field(default_factory=Exponential)
     payload_schema: dict[str, Any] | None = field(default=None, hash=False)
     sink: str | None = None
+    codec: str | None = None
     explicit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -71,6 +75,8 @@ class DeclaredType:
         ):
             rule = "must be webhook:NAME; a name has 1 to 64 letters, digits, '.', '_' or '-'"
             raise InvalidInput("sink", self.sink, rule)
+        if self.codec is not None:
+            check_codec_name(self.codec)
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[str, Any]) -> DeclaredType:
@@ -106,7 +112,7 @@ class DeclaredType:
                 values[key] = getattr(self, key)
         if "retry" in values:
             values["retry"] = retry_policy_to_json(cast(RetryPolicy, values["retry"]))
-        for key in ("payload_schema", "sink"):
+        for key in ("payload_schema", "sink", "codec"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values

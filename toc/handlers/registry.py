@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.job import Job
+from toc.domain.payload_envelope import check_codec_name
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
     ATTEMPTS_MAX,
@@ -21,11 +22,21 @@ from toc.domain.retry_policies import (
     to_retry_policy,
 )
 from toc.errors import InvalidInput
+from toc.handlers.hooks import Hooks
 from toc.handlers.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from toc.handlers.typed_handler import SchedulingClient, TypedHandler
+    from toc.handlers.typed_payload import PayloadModel
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
 F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
 """The type of a handler for type checkers: a function of a job that returns None or a verdict."""
+
+P = ParamSpec("P")
+M = TypeVar("M")
+PayloadFunction = Callable[[Job, M], Verdict | None] | Callable[[Job, M], Awaitable[Verdict | None]]
+"""The type of a handler with a typed payload."""
 
 
 EVERY_TYPE = "*"
@@ -33,7 +44,10 @@ EVERY_TYPE = "*"
 
 @dataclass(frozen=True, slots=True)
 class HandlerSpec:
-    """A handler with its settings. `timeout_s`: how long one run may take, in seconds."""
+    """A handler with its settings. `timeout_s`: how long one run may take, in seconds.
+
+    payload: the form that payloads must fit; None: any. codec: encrypts the payloads; None: none does.
+    """
 
     biz_type: str
     function: Handler
@@ -41,6 +55,8 @@ class HandlerSpec:
     max_attempts: int = ATTEMPTS_DEFAULT
     retry: RetryPolicy = field(default_factory=Exponential)
     is_async: bool = False
+    payload: PayloadModel[Any] | None = None
+    codec: str | None = None
 
 
 class Registry:
@@ -48,7 +64,9 @@ class Registry:
 
     def __init__(self) -> None:
         self._specs: dict[str, HandlerSpec] = {}
+        self.hooks = Hooks()
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -56,7 +74,33 @@ class Registry:
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        codec: str | None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str,
+        *,
+        payload: Callable[P, M],
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+        client: SchedulingClient | None = None,
+    ) -> Callable[[PayloadFunction[M]], TypedHandler[P, M]]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        payload: Callable[..., Any] | None = None,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+        client: SchedulingClient | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers the decorated function for a biz_type.
 
         `timeout`: seconds that one run may take (default 30, up to a day). `max_attempts`: runs before
@@ -67,8 +111,13 @@ class Registry:
 
         The function gets a `toc.Job`. A return means done, an exception means retry; see `toc.Retry`,
         `toc.Snooze`, `toc.Drop` and `toc.Dead`. The function may run again after a crash: make it idempotent.
+
+        `payload`: a pydantic model, a dataclass or a TypedDict that payloads must fit. The function gets the
+        payload as its second argument, and becomes a `TypedHandler` with a `schedule` of its own; `client`:
+        the client that it uses. `codec`: encrypts payloads, if the type's declaration names no codec.
+
         Raises InvalidInput for an argument out of range, for a type that has a handler, and for a function
-        that toc cannot run: a generator, a class, a function without a parameter.
+        that toc cannot run: a generator, a class, a function with other parameters.
         """
         if callable(biz_type):
             place = _source_location(biz_type)
@@ -83,26 +132,49 @@ class Registry:
             raise InvalidInput("timeout", timeout, rule)
         check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
         policy = to_retry_policy(retry)
+        model = None if payload is None else _make_payload_model(biz_type, payload)
+        if codec is not None:
+            _check_codec(biz_type, codec)
 
-        def register(function: F) -> F:
-            _check_handler_function(function)
-            taken = self._specs.get(biz_type)
-            if taken is not None and taken.function is not function:
-                rule = (
-                    f"has a handler already: {_source_location(taken.function)};"
-                    f" the second one is {_source_location(function)}"
+        def register(function: Any) -> Any:
+            _check_handler_function(function, with_payload=model is not None)
+            self._refuse_second_handler(biz_type, function)
+            is_async = is_async_handler(function)
+            registered, run = function, function
+            if model is not None:
+                from toc.handlers.typed_handler import (  # noqa: PLC0415 - few handlers need it
+                    TypedHandler,
+                    make_job_function,
                 )
-                raise InvalidInput("biz_type", biz_type, rule)
+
+                registered = TypedHandler(biz_type, function, model, client)
+                run = make_job_function(function, model, is_async=is_async)
             self._specs[biz_type] = HandlerSpec(
-                biz_type, function, float(timeout), max_attempts, policy, is_async_handler(function)
+                biz_type, run, float(timeout), max_attempts, policy, is_async, model, codec
             )
-            return function
+            return registered
 
         return register
+
+    def _refuse_second_handler(self, biz_type: str, function: Handler) -> None:
+        taken = self._specs.get(biz_type)
+        if taken is not None and function not in (
+            taken.function,
+            getattr(taken.function, "__wrapped__", None),  # of a handler with a typed payload
+        ):
+            rule = (
+                f"has a handler already: {_source_location(taken.function)};"
+                f" the second one is {_source_location(function)}"
+            )
+            raise InvalidInput("biz_type", biz_type, rule)
 
     def get(self, biz_type: str) -> HandlerSpec | None:
         """The handler of a type, else the handler of `"*"`, else None."""
         return self._specs.get(biz_type) or self._specs.get(EVERY_TYPE)
+
+    def own_spec(self, biz_type: str) -> HandlerSpec | None:
+        """The handler that is registered for a type by its name; None: there is none."""
+        return self._specs.get(biz_type)
 
     def has_own_handler(self, biz_type: str) -> bool:
         """Whether a function is registered for this type by its name, not only for `"*"`."""
@@ -126,7 +198,22 @@ def is_async_handler(function: Handler) -> bool:
     )
 
 
-def _check_handler_function(function: object) -> None:
+def _make_payload_model(biz_type: str, form: Callable[..., Any]) -> PayloadModel[Any]:
+    """What reads payloads of a form. Raises InvalidInput."""
+    if biz_type == EVERY_TYPE:
+        raise InvalidInput("payload", form, "must not be given for '*': types have different forms")
+    from toc.handlers.typed_payload import PayloadModel  # noqa: PLC0415 - few handlers need it
+
+    return PayloadModel(form)
+
+
+def _check_codec(biz_type: str, codec: object) -> None:
+    check_codec_name(codec)
+    if biz_type == EVERY_TYPE:
+        raise InvalidInput("codec", codec, "must not be given for '*': declare it for each type")
+
+
+def _check_handler_function(function: object, *, with_payload: bool) -> None:
     """Raises InvalidInput for an object that cannot be a handler, or whose call would run nothing."""
     rule = ""
     if not callable(function):
@@ -139,19 +226,21 @@ def _check_handler_function(function: object) -> None:
         map(inspect.isasyncgenfunction, candidates)
     ):
         rule = "is a generator, so a call would run nothing of it: remove `yield`"
-    elif not _accepts_one_argument(function):
+    elif with_payload and not _accepts_arguments(function, 2):
+        rule = "must take the job and the payload: def handle(job: toc.Job, payload: ...)"
+    elif not with_payload and not _accepts_arguments(function, 1):
         rule = "must take the job as its only required argument: def handle(job: toc.Job)"
     if rule:
         raise InvalidInput("handler", function, f"{_source_location(function)} {rule}")
 
 
-def _accepts_one_argument(function: Callable[..., Any]) -> bool:
+def _accepts_arguments(function: Callable[..., Any], count: int) -> bool:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return True
     try:
-        signature.bind(None)
+        signature.bind(*[None] * count)
     except TypeError:
         return False
     return True

@@ -84,6 +84,27 @@ class TypeSettings(_SettingGroup):
         description="a file with the JSON Schema of the attribute; its path begins where toc.toml is",
     )
     sink: str | None = Field(None, description="'webhook:NAME': where the jobs are sent")
+    codec: str | None = Field(
+        None, description="the codec that encrypts the payloads (docs/how-to/encrypted-payloads.md)"
+    )
+
+
+class CodecSettings(_SettingGroup):
+    """A codec encrypts the payloads of types by AES-256-GCM; needs toc[codec]."""
+
+    key: SecretStr | None = Field(
+        None,
+        description="keys as `toc types key` prints them, with commas between them: the first one "
+        "encrypts, all decrypt",
+    )
+    key_file: str | None = Field(
+        None, min_length=1, description="file with the keys, one on a line, instead of `key`"
+    )
+    accept_plain: bool = Field(
+        False,
+        description="run jobs of types with this codec whose payloads are not encrypted: for jobs that "
+        "were scheduled before the type had the codec",
+    )
 
 
 class TimerSettings(_SettingGroup):

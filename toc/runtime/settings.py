@@ -37,6 +37,7 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
+from toc.domain.payload_envelope import CODEC_NAME
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
@@ -46,6 +47,7 @@ from toc.runtime.setting_groups import (
     OVERDUE_S,
     CatalogueSettings,
     ClusterSettings,
+    CodecSettings,
     HttpSettings,
     LeaseSettings,
     LimitSettings,
@@ -118,6 +120,10 @@ class Settings(BaseSettings):
     types: dict[str, TypeSettings] = Field(
         default_factory=dict,
         description="declarations of types by name (docs/how-to/types.md)",
+    )
+    codecs: dict[str, CodecSettings] = Field(
+        default_factory=dict,
+        description="codecs that encrypt payloads, by name (docs/how-to/encrypted-payloads.md)",
     )
     pool_size: int = Field(
         16, ge=1, le=1000, description="connections per database and process, at most"
@@ -213,6 +219,19 @@ class Settings(BaseSettings):
                 DeclaredType.from_fields(name, given)
             except InvalidInput as error:
                 raise ValueError(f"{name}: {error}") from None
+        return value
+
+    @field_validator("codecs")
+    @classmethod
+    def _check_codecs(cls, value: dict[str, CodecSettings]) -> dict[str, CodecSettings]:
+        for name, codec in value.items():
+            if not CODEC_NAME.fullmatch(name):
+                raise ValueError(
+                    f"the name {name!r} must be 1 to 32 letters, digits, '_' or '-', and begin with a "
+                    "letter or digit"
+                )
+            if (codec.key is None) == (codec.key_file is None):
+                raise ValueError(f"{name}: give either key or key_file")
         return value
 
     @field_validator("redis_url")
@@ -422,7 +441,9 @@ def load_settings(**overrides: Any) -> Settings:
 # ---- names
 
 
-NAMED_GROUPS: Mapping[str, type[BaseModel]] = {"topics": TopicSettings, "types": TypeSettings}
+NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
+    "topics": TopicSettings, "types": TypeSettings, "codecs": CodecSettings,
+}  # fmt: skip
 """The settings that are groups by a name, as `[topics.orders]`."""
 
 

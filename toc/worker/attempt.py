@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 # Delay until the next attempt of a job whose verdict or retry policy is invalid.
 LAST_RESORT_S = 60.0
 
+FAILED = (OutcomeKind.RETRY, OutcomeKind.BURY)
+"""The outcomes of attempts that have failed."""
+
 _fired_counter = cache(metrics.FIRED.labels)
 _TIMER_STAGE = metrics.STAGE.labels("timer")
 _DATABASE_STAGE = metrics.STAGE.labels("database")
@@ -82,6 +85,9 @@ class AttemptHooks:
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)
             )
         self._log.log_handler_end(run, result, outcome, now_ms, now_s - run.started_s)
+        if outcome.kind in FAILED and not run.control.is_lost:
+            is_dead = outcome.kind is OutcomeKind.BURY
+            self._context.handlers.hooks.report_failure(run.job, result, is_dead=is_dead)
         self._send_to_settler(run, outcome)
 
     def _send_to_settler(self, run: JobRun, outcome: Outcome) -> None:

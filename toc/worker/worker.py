@@ -71,7 +71,9 @@ class Worker:
         settings, databases = process.settings.worker, process.databases
         claims = Claims(databases, round(settings.lease_s * 1000))
         metadata = process.database_metadata
-        handlers = HandlerTable(metadata.types, metadata.declared, registry, sinks, claims)
+        handlers = HandlerTable(
+            metadata.types, metadata.declared, registry, sinks, claims, databases.payload_codecs
+        )
         handlers.create_biz_types(databases)
         handlers.refresh_handlers()
         limiter = AdaptiveLimiter(
