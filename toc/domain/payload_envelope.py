@@ -24,6 +24,11 @@ PLAIN_BYTES_MAX = 48_000
 """Bytes of a payload as JSON whose encrypted form still fits the column: it has 4/3 of them, and names."""
 
 
+def is_encrypted(attribute: object) -> bool:
+    """Whether a parsed attribute, which other programs may have written, claims to be encrypted."""
+    return isinstance(attribute, dict) and CODEC_KEY in attribute
+
+
 class PayloadIdentity(NamedTuple):
     """The row that a payload belongs to."""
 
@@ -56,7 +61,7 @@ class Envelope(NamedTuple):
 
 
 def associated_bytes(codec: str, key_id: str, row: PayloadIdentity) -> bytes:
-    """What is authenticated with a payload: the same data in another row, or under another key, is refused."""
+    """What is authenticated with a payload: its data in another row, or under another key, is refused."""
     facts = ["toc payload 1", codec, key_id, *row]
     return json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()
 

@@ -125,7 +125,7 @@ class Hooks:
         return hook
 
     def before_schedule(self, hook: ScheduleHook) -> ScheduleHook:
-        """Called for each job before any is written. If it raises, the call raises that and writes nothing."""
+        """Called for each job before any is written. If it raises, the call does too, and writes nothing."""
         self._before_schedule = _with_hook(self._before_schedule, hook)
         return hook
 

@@ -6,10 +6,13 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, is_typeddict
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from typing_extensions import (
+    is_typeddict,  # pydantic reads those of typing only from Python 3.12 on
+)
 
 from toc.errors import InvalidInput
 
@@ -32,7 +35,7 @@ class PayloadModel(Generic[M]):
             raise InvalidInput("payload", form, rule)
         self._form = form
         try:
-            self._adapter: TypeAdapter[M] = TypeAdapter(form)
+            self._adapter: TypeAdapter[M] = TypeAdapter(cast(Any, form))
         except PydanticUserError as error:
             raise InvalidInput(
                 "payload", form, f"pydantic cannot read it: {error.message}"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from toc.domain.declared_type import DeclaredType
 from toc.domain.job import Job
-from toc.domain.payload_envelope import CODEC_KEY, PayloadIdentity
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.errors import NotFound
 from toc.leases.waiting_room import WaitingRoom
 from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
@@ -69,7 +69,7 @@ class LeaseContext:
         codecs = self.process.databases.payload_codecs
         job, declared = job_from_row(row, biz_type, codecs), self.declared_pull_type(biz_type)
         codec = None if declared is None else declared.codec
-        if codec is None and CODEC_KEY not in job.attribute:
+        if codec is None and not is_encrypted(job.attribute):
             return job
         identity = PayloadIdentity(job.job_id, biz_type, job.biz_id, job.tenant)
         return replace(job, attribute=codecs.open_payload(row.attribute, codec, identity))

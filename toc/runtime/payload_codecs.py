@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toc.domain.argument_checks import parse_attribute_json
-from toc.domain.payload_envelope import CODEC_KEY, Envelope, PayloadIdentity, associated_bytes
+from toc.domain.payload_envelope import (
+    CODEC_KEY,
+    Envelope,
+    PayloadIdentity,
+    associated_bytes,
+    is_encrypted,
+)
 from toc.errors import SettingsError
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.setting_groups import CodecSettings
@@ -71,10 +77,9 @@ class PayloadCodecs:
         """
         try:
             attribute = parse_attribute_json(text)
-            is_encrypted = CODEC_KEY in attribute
-        except (ValueError, RecursionError, TypeError):
-            raise PayloadUnreadableError("the payload is not a JSON object", waits=False) from None
-        if text is not None and is_encrypted:
+        except (ValueError, RecursionError):
+            raise PayloadUnreadableError("the payload is not JSON", waits=False) from None
+        if text is not None and is_encrypted(attribute):
             return self._decrypt(text, attribute, row)
         if codec is not None and not self._accepts_plain(codec):
             raise PayloadUnreadableError(

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Select, Table, and_, case, func, or_, sele
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
-from toc.domain.payload_envelope import CODEC_KEY, PayloadIdentity
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.runtime.payload_codecs import PayloadCodecs
 from toc.store.schema import JOB
 
@@ -39,7 +39,7 @@ def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs) -> Job:
     An encrypted payload is decrypted; one that cannot be is replaced by a marker that says why.
     """
     biz_id, attribute = row[1] if row[11] is None else row[11], _parse_attribute_json(row[5])
-    if CODEC_KEY in attribute:
+    if is_encrypted(attribute):
         identity = PayloadIdentity(row[0], biz_type, biz_id, row[12])
         attribute = codecs.show_payload(row[5], attribute, identity)
     return Job(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
-from toc.domain.payload_envelope import CODEC_KEY, PayloadIdentity
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.handlers.verdicts import Snooze
@@ -134,7 +134,7 @@ class RunMaker:
         biz_id = row.biz_id if row.biz_text is None else row.biz_text
         try:
             attribute = parse_attribute_json(row.attribute)
-            if spec.codec is not None or CODEC_KEY in attribute:
+            if spec.codec is not None or is_encrypted(attribute):
                 spec, attribute = self._open_payload(row, spec, biz_id)
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
