@@ -15,6 +15,7 @@ import toc
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput
 from toc.handlers.current_job import current_job
+from toc.handlers.hook_calls import begin_calls, end_calls, report_failure, wrap_handler
 from toc.handlers.hooks import HOOKS_MAX, HandlerRun, Hooks, ScheduleCall
 from toc.handlers.registry import registry
 from toc.handlers.verdicts import Drop, Retry
@@ -41,14 +42,16 @@ def outcome_of_call(call: Any) -> tuple[str, object]:
 def call_wrapped(hooks: Hooks, handler: Any, *, is_async: bool) -> tuple[str, object]:
     """Calls the handler with its hooks, as a plain or as an `async` function."""
     if not is_async:
-        return outcome_of_call(lambda: hooks.wrap_handler(handler, is_async=False)(JOB))
+        return outcome_of_call(lambda: wrap_handler(hooks.registered, handler, is_async=False)(JOB))
 
     async def async_handler(job: Job) -> Any:
         return handler(job)
 
     async def call() -> tuple[str, object]:
         try:
-            return "returned", await hooks.wrap_handler(async_handler, is_async=True)(JOB)
+            return "returned", await wrap_handler(hooks.registered, async_handler, is_async=True)(
+                JOB
+            )
         except BaseException as error:  # noqa: BLE001 - as above
             return "raised", error
 
@@ -130,13 +133,17 @@ def test_a_failure_is_reported_with_the_state_of_the_run_and_its_job(
     def handler(job: Job) -> None:
         raise KeyError("x")
 
-    kind, error = outcome_of_call(lambda: hooks.wrap_handler(handler, is_async=False)(JOB))
+    kind, error = outcome_of_call(
+        lambda: wrap_handler(hooks.registered, handler, is_async=False)(JOB)
+    )
     assert kind == "raised"
-    hooks.report_failure(JOB, error, is_dead=False)
+    report_failure(hooks.registered, JOB, error, is_dead=False)
     assert seen == [("failure", 1, error, JOB)]
     assert "the on_failure hook" in caplog.text
     verdict = Retry(1)
-    hooks.report_failure(JOB, verdict, is_dead=True)  # a run without a wrapper: no state
+    report_failure(
+        hooks.registered, JOB, verdict, is_dead=True
+    )  # a run without a wrapper: no state
     assert seen[1:] == [("failure", None, None, JOB), ("dead", None, verdict, JOB)]
     assert current_job() is None
 
@@ -159,12 +166,12 @@ def test_hooks_around_schedule_follow_the_table(before: list[str], jobs: int) ->
     calls = [ScheduleCall(n, "a", DELAY) for n in range(jobs)]
     fails = "raise" in before or (bool(before) and before[-1] == "bad trace")
     if not fails:
-        hooks.begin_schedule(calls)
+        begin_calls(hooks.registered, calls)
         assert {call.trace for call in calls} == ({"x"} if before else {None})
         assert ended == []
         return
     with pytest.raises((KeyError, InvalidInput)):
-        hooks.begin_schedule(calls)
+        begin_calls(hooks.registered, calls)
     assert [biz_id for biz_id, _ in ended] == list(range(jobs))
     assert all(error is not None for _, error in ended)
 
@@ -183,23 +190,23 @@ def test_an_error_after_schedule_is_logged_only(caplog: pytest.LogCaptureFixture
         raise ValueError("no")
 
     caplog.set_level(logging.ERROR)
-    hooks.end_schedule([ScheduleCall(1, "a", DELAY)])
+    end_calls(hooks.registered, [ScheduleCall(1, "a", DELAY)])
     assert calls == ["second", "first"]
     assert "the after_schedule hook" in caplog.text
 
 
 def test_registration() -> None:
     hooks = Hooks()
-    assert not hooks.has_run_hooks
-    assert not hooks.has_schedule_hooks
+    assert not hooks.registered.are_around_runs
+    assert not hooks.registered.are_around_schedule
 
     def hook(run: HandlerRun) -> None: ...
 
     assert hooks.on_dead(hook) is hook
     hooks.on_dead(hook)  # the same once more: no second call
-    assert len(hooks._on_dead) == 1
-    assert hooks.has_run_hooks
-    assert not hooks.has_schedule_hooks
+    assert len(hooks.registered.on_dead) == 1
+    assert hooks.registered.are_around_runs
+    assert not hooks.registered.are_around_schedule
 
     async def later(run: HandlerRun) -> None: ...
 

@@ -110,7 +110,7 @@ BAD = {
         "call-arg",
     ),
     "a payload's field has another type": (
-        FORMS + "close.schedule(42, timedelta(minutes=1), reason=5)",
+        FORMS + 'report.schedule(42, timedelta(minutes=1), pages="three")',
         "arg-type",
     ),
     "an unknown field": (

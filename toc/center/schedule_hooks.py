@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.times import datetime_of
-from toc.handlers.hooks import Hooks, ScheduleCall
+from toc.handlers.hook_calls import begin_calls, end_calls
+from toc.handlers.hooks import Hooks, RegisteredHooks, ScheduleCall
 from toc.store.jobs import InsertResult
 
 Result = InsertResult | int | BaseException | None
@@ -16,10 +17,10 @@ Result = InsertResult | int | BaseException | None
 class HookedSchedule:
     """The jobs of one call whose `before_schedule` hooks have run. `jobs`: with the traces of the hooks."""
 
-    def __init__(self, hooks: Hooks, wanted: Sequence[CheckedJob]) -> None:
+    def __init__(self, hooks: RegisteredHooks, wanted: Sequence[CheckedJob]) -> None:
         self._hooks = hooks
         self._calls = [_make_call(job) for job in wanted]
-        hooks.begin_schedule(self._calls)
+        begin_calls(hooks, self._calls)
         self.jobs = [
             job if call.trace is None else job._replace(trace=call.trace)
             for job, call in zip(wanted, self._calls, strict=True)
@@ -34,7 +35,7 @@ class HookedSchedule:
                 call.error = error
             else:
                 call.job_id = result if isinstance(result, int) else result.job_id
-        self._hooks.end_schedule(self._calls)
+        end_calls(self._hooks, self._calls)
 
     def fail(self, error: BaseException) -> None:
         """Calls the `after_schedule` hooks after an error of the whole call."""
@@ -43,7 +44,8 @@ class HookedSchedule:
 
 def begin_schedule(hooks: Hooks, wanted: Sequence[CheckedJob]) -> HookedSchedule | None:
     """Calls the `before_schedule` hooks; None: there are no hooks. Raises what a hook raises."""
-    return HookedSchedule(hooks, wanted) if hooks.has_schedule_hooks else None
+    registered = hooks.registered
+    return HookedSchedule(registered, wanted) if registered.are_around_schedule else None
 
 
 def _make_call(job: CheckedJob) -> ScheduleCall:

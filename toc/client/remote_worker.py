@@ -23,6 +23,7 @@ from toc.client.pauses import Pauses
 from toc.client.server_address import ServerAddress
 from toc.client.transport import AsyncTransport, Wiring
 from toc.errors import InvalidInput, TocError
+from toc.handlers.hook_calls import report_failure
 from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.log_throttle import LogThrottle
@@ -277,7 +278,7 @@ class RemoteWorker:
                 log.error("job %d of %s was not asked for", lease.job.job_id, lease.job.biz_type)
                 continue
             declared = self._types[lease.job.biz_type]
-            if self._handlers.hooks.has_run_hooks:
+            if self._handlers.hooks.registered.are_around_runs:
                 spec = with_hooks(spec, self._handlers.hooks)
             run = make_lease_run(lease, spec, declared, lease_s, now_s, now_ms)
             self._held[id(run)] = run
@@ -324,7 +325,8 @@ class RemoteWorker:
             self._run_log.log_remote_end(run, result, outcome, now_s - run.started_s)
             if outcome.kind in FAILED and not run.control.is_lost:
                 is_dead = outcome.kind is OutcomeKind.BURY
-                self._handlers.hooks.report_failure(run.job, result, is_dead=is_dead)
+                hooks = self._handlers.hooks.registered
+                report_failure(hooks, run.job, result, is_dead=is_dead)
         run.may_extend = False
         self._settler.enqueue(run, result, outcome, now_ms)
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
+from toc.handlers.hook_calls import report_failure
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
@@ -87,7 +88,8 @@ class AttemptHooks:
         self._log.log_handler_end(run, result, outcome, now_ms, now_s - run.started_s)
         if outcome.kind in FAILED and not run.control.is_lost:
             is_dead = outcome.kind is OutcomeKind.BURY
-            self._context.handlers.hooks.report_failure(run.job, result, is_dead=is_dead)
+            hooks = self._context.handlers.hooks.registered
+            report_failure(hooks, run.job, result, is_dead=is_dead)
         self._send_to_settler(run, outcome)
 
     def _send_to_settler(self, run: JobRun, outcome: Outcome) -> None:

@@ -22,6 +22,7 @@ from toc.errors import (
     StatementFailed,
     StoreUnavailable,
 )
+from toc.handlers.hook_calls import wrap_handler
 from toc.handlers.hooks import Hooks
 from toc.handlers.registry import Handler, HandlerSpec, Registry, is_async_handler
 from toc.runtime import metrics
@@ -49,7 +50,9 @@ def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpe
 
 def with_hooks(spec: HandlerSpec, hooks: Hooks) -> HandlerSpec:
     """A handler whose runs have the hooks around them."""
-    return replace(spec, function=hooks.wrap_handler(spec.function, is_async=spec.is_async))
+    return replace(
+        spec, function=wrap_handler(hooks.registered, spec.function, is_async=spec.is_async)
+    )
 
 
 class HandlerTable:
@@ -100,7 +103,7 @@ class HandlerTable:
 
     def refresh_handlers(self) -> None:
         """Updates which type numbers have which handler in this process, if types or declarations changed."""
-        has_hooks = self._registry.hooks.has_run_hooks
+        has_hooks = self._registry.hooks.registered.are_around_runs
         if (
             self._version == (self._types.known.version, self._declared.version)
             and self._had_hooks is has_hooks

@@ -1,0 +1,118 @@
+"""Calls hooks: for the worker, around handlers; for clients, around `schedule`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from toc.domain.argument_checks import check_trace
+from toc.domain.job import Job
+from toc.handlers.current_job import running_job
+from toc.handlers.hooks import HandlerRun, RegisteredHooks, ScheduleCall
+
+log = logging.getLogger(__name__)
+
+_HOOK_FAILED = "the %s hook %r failed; toc goes on as without it"
+_current_run: ContextVar[HandlerRun | None] = ContextVar("toc_handler_run", default=None)
+"""The last run of this thread or task that had hooks: its hooks after a failure get the same object."""
+
+
+def wrap_handler(
+    hooks: RegisteredHooks, function: Callable[[Job], Any], *, is_async: bool
+) -> Callable[[Job], Any]:
+    """The function with the hooks before and after it, which are looked up when it is called."""
+    if is_async:
+
+        @functools.wraps(function)
+        async def run_async(job: Job) -> Any:
+            run = HandlerRun(job)
+            _current_run.set(run)
+            try:
+                _call_before_run(hooks, run)
+                run.result = await function(job)
+            except BaseException as error:
+                run.result = error
+                raise
+            finally:
+                _call_and_log(reversed(hooks.after_run), run, "after_run")
+            return run.result
+
+        return run_async
+
+    @functools.wraps(function)
+    def run_function(job: Job) -> Any:
+        run = HandlerRun(job)
+        _current_run.set(run)
+        try:
+            _call_before_run(hooks, run)
+            run.result = function(job)
+        except BaseException as error:
+            run.result = error
+            raise
+        finally:
+            _call_and_log(reversed(hooks.after_run), run, "after_run")
+        return run.result
+
+    return run_function
+
+
+def _call_before_run(hooks: RegisteredHooks, run: HandlerRun) -> None:
+    for hook in hooks.before_run:
+        hook(run)
+
+
+def report_failure(hooks: RegisteredHooks, job: Job, result: object, *, is_dead: bool) -> None:
+    """Calls the hooks of a failed attempt, in the thread or task of the handler. Never raises."""
+    if not (hooks.on_failure or hooks.on_dead):
+        return
+    run = _current_run.get()
+    if run is None or run.job is not job:  # the handler was not called
+        run = HandlerRun(job)
+    run.result = result
+    before = running_job.get()
+    running_job.set(job)
+    try:
+        _call_and_log(hooks.on_failure, run, "on_failure")
+        if is_dead:
+            _call_and_log(hooks.on_dead, run, "on_dead")
+    finally:
+        running_job.set(before)
+        _current_run.set(None)
+
+
+def begin_calls(hooks: RegisteredHooks, calls: Sequence[ScheduleCall]) -> None:
+    """Calls the hooks before a schedule. Raises what a hook raises, and InvalidInput for a bad trace."""
+    for done, call in enumerate(calls):
+        try:
+            for hook in hooks.before_schedule:
+                hook(call)
+            check_trace(call.trace)
+        except BaseException as error:
+            for begun in calls[: done + 1]:
+                begun.error = error
+            end_calls(hooks, calls[: done + 1])
+            raise
+
+
+def end_calls(hooks: RegisteredHooks, calls: Sequence[ScheduleCall]) -> None:
+    """Calls the hooks after a schedule. Never raises an Exception."""
+    for call in calls:
+        for hook in reversed(hooks.after_schedule):
+            try:
+                hook(call)
+            except Exception:
+                log.exception(_HOOK_FAILED, "after_schedule", hook)
+
+
+def _call_and_log(
+    hooks: Iterable[Callable[[HandlerRun], object]], run: HandlerRun, kind: str
+) -> None:
+    """Calls each hook; an error of one is logged, and the others are called."""
+    for hook in hooks:
+        try:
+            hook(run)
+        except BaseException:
+            log.exception(_HOOK_FAILED, kind, hook)
