@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import tomllib
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,14 @@ def blocks_of(page: str, language: str = "python") -> list[str]:
 
 
 @pytest.fixture
-def as_toc(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def as_toc(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`as_toc(rig)`: the functions of `toc` are those of the rig's client."""
 
     def use(rig: Rig) -> None:
         for verb in ("schedule", "schedule_many", "get", "handler", "hooks"):
             monkeypatch.setattr(toc, verb, getattr(rig.center, verb))
 
-    yield use
+    return use
 
 
 def run(code: str) -> dict[str, Any]:
