@@ -132,6 +132,21 @@ def test_a_schedule_that_fails_ends_its_span_with_the_error(make_rig: MakeRig) -
     assert (good.status.status_code, bad.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
 
 
+def test_a_trace_that_the_caller_gives_is_continued(make_rig: MakeRig) -> None:
+    rig, spans = make_traced_rig(make_rig)
+    given = f"00-{7:032x}-{9:016x}-01"
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE, trace=given)
+    (span,) = spans.named(f"schedule {TYPE}")
+    assert span.parent is not None
+    assert (span.parent.trace_id, span.parent.span_id) == (7, 9)
+    job = rig.center.get(job_id)
+    assert job is not None
+    assert job.trace is not None
+    assert job.trace.startswith(f"00-{7:032x}-{span.get_span_context().span_id:016x}-")
+    # A trace of another form is kept if there is no span, and is no reason to fail.
+    assert rig.center.schedule(1, NOW, biz_type=TYPE, trace="request-1") > 0
+
+
 def test_without_an_sdk_nothing_is_recorded_and_jobs_run(make_rig: MakeRig) -> None:
     rig = make_rig(**SCANNER)
     opentelemetry.instrument(rig.center.hooks, tracer_provider=trace.NoOpTracerProvider())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -146,6 +147,10 @@ def test_a_failure_is_reported_with_the_state_of_the_run_and_its_job(
     )  # a run without a wrapper: no state
     assert seen[1:] == [("failure", None, None, JOB), ("dead", None, verdict, JOB)]
     assert current_job() is None
+    # The run of another job of this thread, whose failure was no failure, lends nothing to this one.
+    wrap_handler(hooks.registered, lambda job: None, is_async=False)(replace(JOB, job_id=9))
+    report_failure(hooks.registered, JOB, verdict, is_dead=False)
+    assert seen[-1] == ("failure", None, None, JOB)
 
 
 @given(

@@ -23,6 +23,7 @@ from toc.errors import InvalidInput, SettingsError
 from toc.runtime.key_ring import KEYS_MAX, KeyRing, new_key_line
 from toc.runtime.payload_codecs import PayloadCodecs, PayloadUnreadableError
 from toc.runtime.setting_groups import CodecSettings
+from toc.runtime.settings import load_settings
 
 OLD, NEW = new_key_line(), new_key_line()
 SECRET = "4111 1111 1111 1111"
@@ -225,3 +226,28 @@ def test_the_form_is_one_text_only() -> None:
     assert Envelope.from_text(spaced, json.loads(spaced)) is None
     assert base64.b64encode(b"\x00\xff").decode() in text
     assert associated_bytes("a", "b", ROW) != associated_bytes("ab", "", ROW)
+
+
+@pytest.mark.parametrize(
+    ("codecs", "rule"),
+    [
+        ({"pii": {"key": 4111}}, "codecs.pii.key"),
+        ({"pii": {}}, "key or key_file"),
+        ({"pii": {"key": "4111", "key_file": "x"}}, "key or key_file"),
+        ({"p i": {"key": "4111"}}, "name"),
+        ({"pii": {"key": "x", "keys": "4111"}}, "unknown setting"),
+        ({"pii": "4111"}, "codecs.pii"),
+    ],
+)
+def test_bad_settings_are_refused_and_no_key_is_shown(codecs: Any, rule: str) -> None:
+    with pytest.raises(SettingsError, match=rule) as caught:
+        load_settings(codecs=codecs)
+    assert "4111" not in str(caught.value)
+
+
+def test_the_settings_never_show_a_key() -> None:
+    secret = NEW.partition(":")[2]
+    settings = load_settings(codecs={"pii": {"key": NEW}})
+    assert secret not in repr(settings)
+    assert secret not in settings.model_dump_json()
+    assert secret in settings.json_with_passwords()  # for child processes

@@ -115,6 +115,25 @@ def test_a_hook_before_a_run_decides_and_the_others_cannot(
     assert "the on_dead hook" in caplog.text
 
 
+def test_a_run_that_has_lost_its_claim_is_no_failure(make_rig: MakeRig) -> None:
+    rig = make_rig(**SCANNER)
+    calls: list[str] = []
+
+    @rig.handler(TYPE, max_attempts=5, retry=[0])
+    def lose_first(job: Job) -> None:
+        if job.attempts == 1:
+            assert job._control is not None
+            job._control.mark_lost()
+            raise RuntimeError("told to stop")
+
+    for kind in ("after_run", "on_failure"):
+        getattr(rig.center.hooks, kind)(lambda run, kind=kind: calls.append(kind))
+    job_id = schedule(rig)
+    rig.start()
+    rig.wait_for(Status.DONE, job_id)
+    assert calls == ["after_run", "after_run"]
+
+
 def test_hooks_that_are_registered_while_the_worker_runs_count(make_rig: MakeRig) -> None:
     rig = make_rig(**SCANNER)
     register_handlers(rig, is_async=False)

@@ -65,6 +65,7 @@ class JobOptions(TypedDict, total=False):
     dedup_key: str | None
     on_duplicate: OnDuplicate
     tenant: str | None
+    trace: str | None
     actor: str | None
 
 
@@ -143,6 +144,7 @@ class TimeoutCenter:
         session: AnySession | None = None,
         connection: Connection | None = None,
         tenant: str | None = None,
+        trace: str | None = None,
         actor: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
@@ -176,13 +178,15 @@ class TimeoutCenter:
         this thread are refused until that transaction has ended.
 
         actor: in whose name a job with the key is changed (default: the client's); it stands in the event.
+        trace: kept with the job as `job.trace`, 1 to 64 characters without spaces, as a W3C traceparent;
+        a hook may set it too.
 
         Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" or "latest" of a
         running job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         wanted = self._check_job(
             biz_id, action_time, biz_type=biz_type, on_duplicate=on_duplicate,
-            attribute=attribute, dedup_key=dedup_key, tenant=tenant, actor=actor,
+            attribute=attribute, dedup_key=dedup_key, tenant=tenant, trace=trace, actor=actor,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
         state = self._open_connections()
@@ -583,6 +587,7 @@ class TimeoutCenter:
         attribute: object = None,
         dedup_key: object = None,
         tenant: object = None,
+        trace: object = None,
         actor: object = None,
     ) -> CheckedJob:
         self._check_on_duplicate(on_duplicate)
@@ -590,7 +595,7 @@ class TimeoutCenter:
             check_actor(actor)
         fields = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type,
-            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant, "trace": trace,
         }  # fmt: skip
         limit = self.settings.limits.attribute_bytes
         return check_job_fields(self._clock.wall_ms(), limit, fields, "default")

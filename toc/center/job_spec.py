@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Required, TypedDict
 
-from toc.domain.argument_checks import check_biz_type, check_dedup_key, encode_attribute
+from toc.domain.argument_checks import (
+    check_biz_type,
+    check_dedup_key,
+    check_trace,
+    encode_attribute,
+)
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput
@@ -23,6 +28,7 @@ class JobSpec(TypedDict, total=False):
     attribute: dict[str, Any] | None
     dedup_key: str | None
     tenant: str | None
+    trace: str | None
 
 
 _FIELDS = JobSpec.__annotations__.keys()
@@ -33,7 +39,6 @@ class CheckedJob(NamedTuple):
     """The checked arguments of one job to schedule.
 
     action_time: in ms since 1970, or the delay from the time of the job's database. attribute: JSON text.
-    trace: what a hook records with the job.
     """
 
     business: BusinessId
@@ -60,6 +65,7 @@ def check_job_fields(
         action_time if isinstance(action_time, timedelta) else action_ms,
         encode_attribute(fields.get("attribute"), attribute_bytes_max),
         check_dedup_key(fields.get("dedup_key")),
+        check_trace(fields.get("trace")),
     )
 
 

@@ -22,7 +22,7 @@ class HookedSchedule:
         self._calls = [_make_call(job) for job in wanted]
         begin_calls(hooks, self._calls)
         self.jobs = [
-            job if call.trace is None else job._replace(trace=call.trace)
+            job if call.trace == job.trace else job._replace(trace=call.trace)
             for job, call in zip(wanted, self._calls, strict=True)
         ]
 
@@ -52,5 +52,5 @@ def _make_call(job: CheckedJob) -> ScheduleCall:
     when = job.action_time
     return ScheduleCall(
         job.business.given_id, job.biz_type, datetime_of(when) if isinstance(when, int) else when,
-        job.dedup_key, job.business.tenant,
+        job.dedup_key, job.business.tenant, job.trace,
     )  # fmt: skip

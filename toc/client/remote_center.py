@@ -48,6 +48,7 @@ class RemoteOptions(TypedDict, total=False):
     dedup_key: str | None
     on_duplicate: OnDuplicate
     tenant: None
+    trace: str | None
 
 
 class _RemoteBase:
@@ -153,6 +154,7 @@ class RemoteCenter(_RemoteBase):
         dedup_key: str | None = None,
         on_duplicate: OnDuplicate = "keep",
         tenant: None = None,
+        trace: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
         """Schedules a job, as `TimeoutCenter.schedule`; the type must be declared.
@@ -163,7 +165,7 @@ class RemoteCenter(_RemoteBase):
         done = self._transport.run_verb(
             self._verbs.schedule(
                 biz_id, action_time, biz_type=biz_type, attribute=attribute, dedup_key=dedup_key,
-                on_duplicate=on_duplicate, tenant=tenant,
+                on_duplicate=on_duplicate, tenant=tenant, trace=trace,
             )
         )  # fmt: skip
         return done if details else done.job_id

@@ -29,6 +29,8 @@ def job_document(job: CheckedJob, payload: Any, on_duplicate: str) -> dict[str, 
         document["payload"] = payload
     if job.dedup_key is not None:
         document |= {"key": job.dedup_key, "on_duplicate": on_duplicate}
+    if job.trace is not None:
+        document["trace"] = job.trace
     return document
 
 
@@ -62,6 +64,7 @@ def parse_job(document: Any) -> Job:
             # Made by a server from the Idempotency-Key of this or another client.
             dedup_key=None if key is None or key.startswith(IDEMPOTENT) else key,
             tenant=document["tenant"],
+            trace=document.get("trace"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_understood("a job", error) from None

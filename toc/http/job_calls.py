@@ -43,6 +43,7 @@ from toc.store.jobs import OnDuplicate
 IDEMPOTENT = "idem:"
 """How keys begin that are made from the header Idempotency-Key. No key of a caller may begin so."""
 _IDEMPOTENCY_KEY = re.compile(r'"([!#-~]{1,255})"|([!#-~]{1,255})', re.ASCII)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _NAMES = {"attribute": "payload", "dedup_key": "key"}
 
 
@@ -53,6 +54,8 @@ async def schedule_jobs(backend: Backend, call: Call) -> Reply:
         return await _schedule_bulk(backend, call, call.body.jobs, key)
     try:
         wanted, rule = _check_job(backend, call.caller, call.body, key)
+        if wanted.get("trace") is None:
+            wanted["trace"] = _traceparent_of(call)
         done = await _schedule_one(backend, call.caller, wanted, rule)
     except InvalidInput as error:
         raise with_names_of_http(error) from None
@@ -197,6 +200,7 @@ def _check_job(
         "attribute": job.payload,
         "dedup_key": key,
         "tenant": caller.tenant,
+        "trace": job.trace,
     }
     if idempotency_key is None:
         return wanted, rule
@@ -213,6 +217,12 @@ def make_idempotent_key(text: str) -> str:
     """The key of a job that was scheduled with an Idempotency-Key."""
     digest = hashlib.sha256(text.encode()).digest()
     return IDEMPOTENT + base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _traceparent_of(call: Call) -> str | None:
+    """The W3C traceparent of the request; None: it has none, or one of another form, which is ignored."""
+    found = _TRACEPARENT.fullmatch(call.request.headers.get("traceparent", ""))
+    return None if found is None else found.group()
 
 
 def _idempotency_key_of(call: Call) -> str | None:

@@ -85,6 +85,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "attempts": job.attempts,
         "payload": job.attribute,
         "key": job.dedup_key,
+        "trace": job.trace,
     }
 
 

@@ -110,6 +110,7 @@ def _lease_document(job: LeasedJob) -> dict[str, Any]:
         "tenant": job.tenant,
         "action_time": format_datetime(job.action_time),
         "payload": dict(job.attribute),
+        "trace": job.trace,
     }
 
 

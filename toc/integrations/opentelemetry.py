@@ -65,8 +65,12 @@ class _Spans:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin_schedule(self, call: ScheduleCall) -> None:
+        # Over HTTP the client's span is in the trace of the call, and the server's becomes its child.
+        here = contexts.get_current()
+        caller = self._propagator.extract({_TRACEPARENT: call.trace or ""}, context=here)
         span = self._tracer.start_span(
             f"schedule {call.biz_type}",
+            context=caller,
             kind=SpanKind.PRODUCER,
             attributes=_attributes(call.biz_type, "send"),
         )

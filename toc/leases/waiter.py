@@ -31,6 +31,7 @@ class LeasedJob:
     tenant: str | None
     attribute: Mapping[str, Any]
     action_time: datetime
+    trace: str | None = None
 
 
 @dataclass(slots=True, eq=False)

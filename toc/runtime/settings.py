@@ -519,7 +519,7 @@ def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
 
 _SECRETS = {
     "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
-    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"),
+    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"), "codecs",
 }  # fmt: skip
 """Settings whose values no error shows."""
 
