@@ -84,7 +84,8 @@ def test_a_mode_replaces_a_sink(toc: Toc) -> None:
     ("words", "code", "text"),
     [
         ("declare a --pull --handler", exit_codes.USAGE, "do not go together"),
-        ("declare a --sink http://shop", exit_codes.USAGE, "sink: must be webhook:NAME"),
+        ("declare a --sink http://shop", exit_codes.USAGE, "sink: must be KIND:NAME"),
+        ("declare a --sink rabbit:orders", exit_codes.USAGE, "no such kind of sink"),
         ("declare a --timeout 0", exit_codes.USAGE, "timeout_s: must be above 0"),
         ("declare a --retry soon", exit_codes.USAGE, "retry: must be exponential, webhook, or"),
         ("declare a --payload-schema none.json", exit_codes.USAGE, "cannot be read"),

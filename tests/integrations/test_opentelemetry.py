@@ -60,7 +60,7 @@ def test_a_run_knows_the_span_that_scheduled_its_job(make_rig: MakeRig, continue
     assert scheduled.kind is SpanKind.PRODUCER
     assert scheduled.parent == request.get_span_context()
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    rig.wait_for(Status.DONE, job_id, seconds=60)
     (run,) = spans.wait_for(f"run {TYPE}")
     own = scheduled.get_span_context()
     ((context, job),) = inside
@@ -103,8 +103,8 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
     dead = rig.center.schedule(1, NOW, biz_type=TYPE, attribute={"does": "raise"})
     dropped = rig.center.schedule(2, NOW, biz_type=TYPE, attribute={"does": "drop"})
     rig.start()
-    rig.wait_for(Status.DEAD, dead)
-    rig.wait_for(Status.CANCELLED, dropped)
+    rig.wait_for(Status.DEAD, dead, seconds=60)
+    rig.wait_for(Status.CANCELLED, dropped, seconds=60)
     runs = spans.wait_for(f"run {TYPE}", 3)
     by_job: dict[str, list[ReadableSpan]] = {}
     for span in runs:
@@ -154,6 +154,6 @@ def test_without_an_sdk_nothing_is_recorded_and_jobs_run(make_rig: MakeRig) -> N
     rig.handler(TYPE)(lambda job: seen.append(job.trace))
     job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    rig.wait_for(Status.DONE, job_id, seconds=60)
     assert seen == [None]
     gc.collect()

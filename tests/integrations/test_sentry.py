@@ -66,7 +66,7 @@ def run_jobs(make_rig: MakeRig, **options: Any) -> dict[str, int]:
     }
     rig.start()
     for what, status in expected.items():
-        rig.wait_for(status, ids[what])
+        rig.wait_for(status, ids[what], seconds=60)
     rig.stop()
     return ids
 

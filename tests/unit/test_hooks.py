@@ -16,7 +16,13 @@ import toc
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput
 from toc.handlers.current_job import current_job
-from toc.handlers.hook_calls import begin_calls, end_calls, report_failure, wrap_handler
+from toc.handlers.hook_calls import (
+    begin_calls,
+    end_calls,
+    report_failure,
+    wrap_batch_handler,
+    wrap_handler,
+)
 from toc.handlers.hooks import HOOKS_MAX, HandlerRun, Hooks, ScheduleCall
 from toc.handlers.registry import registry
 from toc.handlers.verdicts import Drop, Retry
@@ -141,16 +147,72 @@ def test_a_failure_is_reported_with_the_state_of_the_run_and_its_job(
     report_failure(hooks.registered, JOB, error, is_dead=False)
     assert seen == [("failure", 1, error, JOB)]
     assert "the on_failure hook" in caplog.text
-    verdict = Retry(1)
-    report_failure(
-        hooks.registered, JOB, verdict, is_dead=True
-    )  # a run without a wrapper: no state
-    assert seen[1:] == [("failure", None, None, JOB), ("dead", None, verdict, JOB)]
+    verdict, again = Retry(1), replace(JOB)  # the job's next run, without a wrapper: no state
+    report_failure(hooks.registered, again, verdict, is_dead=True)
+    assert seen[1:] == [("failure", None, None, again), ("dead", None, verdict, again)]
     assert current_job() is None
     # The run of another job of this thread, whose failure was no failure, lends nothing to this one.
     wrap_handler(hooks.registered, lambda job: None, is_async=False)(replace(JOB, job_id=9))
     report_failure(hooks.registered, JOB, verdict, is_dead=False)
     assert seen[-1] == ("failure", None, None, JOB)
+
+
+JOBS = [replace(JOB, job_id=n) for n in range(3)]
+
+
+@given(
+    raising=st.none() | st.integers(0, 2),
+    answer=st.sampled_from(["none", "list", "dict", "short", "raise"]),
+    count=st.integers(1, 3),
+    is_async=st.booleans(),
+)
+def test_hooks_around_a_batch_are_called_for_each_job(
+    raising: int | None, answer: str, count: int, is_async: bool
+) -> None:
+    """`raising`: the job for which the hook before the run raises a verdict."""
+    hooks, jobs, calls = Hooks(), JOBS[:count], list[Any]()
+    verdicts = [None, Retry(1), Drop("x")][:count]
+    answers: dict[str, Any] = {
+        "none": None, "list": verdicts, "short": verdicts[:-1],
+        "dict": {job.job_id: each for job, each in zip(jobs, verdicts, strict=True)},
+    }  # fmt: skip
+
+    @hooks.before_run
+    def before(run: HandlerRun) -> None:
+        calls.append(("before", run.job.job_id))
+        if run.job.job_id == raising:
+            raise Drop("this one")
+
+    hooks.after_run(lambda run: calls.append(("after", run.job.job_id, run.result)))
+
+    def handler(given_jobs: list[Job]) -> Any:
+        assert given_jobs == jobs
+        if answer == "raise":
+            raise KeyError("x")
+        return answers[answer]
+
+    async def async_handler(given_jobs: list[Job]) -> Any:
+        return handler(given_jobs)
+
+    chosen: Any = async_handler if is_async else handler
+    wrapped = wrap_batch_handler(hooks.registered, chosen, is_async=is_async)
+    call = (lambda: asyncio.run(wrapped(jobs))) if is_async else (lambda: wrapped(jobs))
+    kind, found = outcome_of_call(call)
+    refused = raising is not None and raising < count
+    begun = raising + 1 if refused and raising is not None else count
+    expected = [("before", n) for n in range(begun)]
+    if refused or answer == "raise":
+        assert kind == "raised"
+        # A verdict of a hook for one job must not become the verdict of all jobs.
+        assert isinstance(found, Drop if refused and count == 1 else (RuntimeError, KeyError))
+        expected += [("after", n, found) for n in reversed(range(begun))]  # type: ignore[misc]
+    else:
+        assert (kind, found) == ("returned", answers[answer])
+        given_to = verdicts if answer != "none" else [None] * count
+        if answer == "short":
+            given_to = [*verdicts[:-1], None]
+        expected += [("after", n, given_to[n]) for n in reversed(range(count))]  # type: ignore[misc]
+    assert calls == expected
 
 
 @given(

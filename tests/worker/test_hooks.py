@@ -64,7 +64,7 @@ def test_each_kind_of_end_calls_its_hooks(make_rig: MakeRig, is_async: bool) -> 
     rig.start()
     for does, (status, runs, failures, deaths) in table.items():
         job_id = ids[does]
-        rig.wait_for(status, job_id)
+        rig.wait_for(status, job_id, seconds=60)
         found = [
             calls[job_id, kind] for kind in ("before_run", "after_run", "on_failure", "on_dead")
         ]
@@ -108,11 +108,47 @@ def test_a_hook_before_a_run_decides_and_the_others_cannot(
     ids = {what: schedule(rig, guard=what) for what in expected}
     rig.start()
     for what, status in expected.items():
-        rig.wait_for(status, ids[what])
+        rig.wait_for(status, ids[what], seconds=60)
     assert sorted(ran) == sorted([ids[""], ids["snooze"]])  # once each
     assert {letter.job_id for letter in rig.center.dead()} == {ids["raise"], ids["exit"]}
     assert "the after_run hook" in caplog.text
     assert "the on_dead hook" in caplog.text
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_hook_that_refuses_one_job_of_a_batch_ends_only_that_job(
+    make_rig: MakeRig, is_async: bool
+) -> None:
+    rig = make_rig(**SCANNER)
+    ran: list[int] = []
+    failed: list[int] = []
+
+    def take(jobs: list[Job]) -> None:
+        ran.extend(job.job_id for job in jobs)
+
+    async def take_async(jobs: list[Job]) -> None:
+        take(jobs)
+
+    handler: Any = take_async if is_async else take
+    rig.registry.handler(TYPE, batch=10, batch_wait=0.2, max_attempts=1)(handler)
+
+    @rig.center.hooks.before_run
+    def guard(run: HandlerRun) -> None:
+        what = run.job.attribute["guard"]
+        if what == "drop":
+            raise Drop("not this one")
+        if what == "raise":
+            raise RuntimeError("nor this one")
+
+    rig.center.hooks.on_failure(lambda run: failed.append(run.job.job_id))
+    good = [schedule(rig, guard="") for _ in range(3)]
+    dropped, dead = schedule(rig, guard="drop"), schedule(rig, guard="raise")
+    rig.start()
+    rig.wait_for(Status.DONE, *good, seconds=60)
+    rig.wait_for(Status.CANCELLED, dropped, seconds=60)
+    rig.wait_for(Status.DEAD, dead, seconds=60)
+    assert sorted(ran) == sorted(good)  # once each
+    assert failed == [dead]
 
 
 def test_a_run_that_has_lost_its_claim_is_no_failure(make_rig: MakeRig) -> None:
@@ -130,7 +166,7 @@ def test_a_run_that_has_lost_its_claim_is_no_failure(make_rig: MakeRig) -> None:
         getattr(rig.center.hooks, kind)(lambda run, kind=kind: calls.append(kind))
     job_id = schedule(rig)
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    rig.wait_for(Status.DONE, job_id, seconds=60)
     assert calls == ["after_run", "after_run"]
 
 
@@ -139,7 +175,7 @@ def test_hooks_that_are_registered_while_the_worker_runs_count(make_rig: MakeRig
     register_handlers(rig, is_async=False)
     worker = rig.start()
     first = schedule(rig, does=["done"])
-    rig.wait_for(Status.DONE, first)
+    rig.wait_for(Status.DONE, first, seconds=60)
     table = worker.context.handlers
     plain = {no: spec.function for no, spec in table._specs.items()}
     seen: list[int] = []
@@ -181,7 +217,7 @@ def test_the_trace_of_a_hook_reaches_the_handler_by_each_way_to_schedule(
     assert rig.center.find("no") == []
     assert len(rig.center.find(2)) == 1  # nothing of the refused bulk was written
     rig.start()
-    rig.wait_for(Status.DONE, *ids)
+    rig.wait_for(Status.DONE, *ids, seconds=60)
     assert seen == {job_id: f"trace-of-{n}" for n, job_id in enumerate(ids, 1)}
 
 
@@ -198,7 +234,7 @@ def test_lines_that_a_hook_logs_have_the_job(
         getattr(rig.center.hooks, kind)(lambda run, kind=kind: log.warning("in %s", kind))
     job_id = schedule(rig, does=["dead"])
     rig.start()
-    rig.wait_for(Status.DEAD, job_id)
+    rig.wait_for(Status.DEAD, job_id, seconds=60)
     found = {
         r.getMessage(): (r.job_id, r.biz_type, r.attempt)  # type: ignore[attr-defined]
         for r in caplog.records

@@ -50,12 +50,12 @@ def test_a_handler_gets_the_payload_and_the_database_never_has_it(
 
     done = rig.center.schedule(1, NOW, biz_type=TYPE, attribute={"card": SECRET})
     rig.start()
-    rig.wait_for(Status.DONE, done)
+    rig.wait_for(Status.DONE, done, seconds=60)
     assert [order.card for order in seen] == [SECRET, SECRET]
     # A payload that the form refuses, written by another client: dead, and the letter shows no part of it.
     with rig.other_client() as client:
         bad = client.schedule(1, NOW, biz_type=TYPE, attribute={"cards": SECRET})
-    rig.wait_for(Status.DEAD, bad)
+    rig.wait_for(Status.DEAD, bad, seconds=60)
     (letter,) = rig.center.dead()
     assert "does not fit Order" in letter.error
     rig.stop()
@@ -81,13 +81,13 @@ def test_a_worker_without_the_codec_leaves_the_jobs_to_others(
         without.handler(name)(lambda job: seen.append(job.biz_type))
     worker = without.start()
     plain = without.center.schedule(2, NOW, biz_type="codec.plain")
-    without.wait_for(Status.DONE, plain)
+    without.wait_for(Status.DONE, plain, seconds=60)
     assert worker.context.handlers.handler_spec_of(_number(without, TYPE)) is None
     assert (rig.row(job_id).status, rig.row(job_id).attempts) == (Status.PENDING, 0)
     assert "jobs of biz_type 'codec.close' wait for another worker" in caplog.text
     rig.handler(TYPE)(lambda job: seen.append(job.attribute["card"]))
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    rig.wait_for(Status.DONE, job_id, seconds=60)
     assert seen == ["codec.plain", SECRET]
 
 
@@ -107,12 +107,11 @@ def test_jobs_wait_for_a_missing_key_and_lose_no_attempt(
     assert seen == []
     assert "loses no attempt" in caplog.text
     assert SECRET not in caplog.text
-    assert rig.center.run_now(job_id).ok
     other.stop()
     rig.handler(TYPE)(seen.append)
     assert rig.center.run_now(job_id).ok
     rig.start()
-    rig.wait_for(Status.DONE, job_id)
+    rig.wait_for(Status.DONE, job_id, seconds=60)
     assert [job.attribute for job in seen] == [{"card": SECRET}]
 
 
@@ -130,7 +129,7 @@ def test_jobs_from_before_the_codec_wait_until_they_are_accepted(make_rig: MakeR
     accepting.handler(TYPE)(lambda job: seen.append(job.attribute))
     assert accepting.center.run_now(job_id).ok
     accepting.start()
-    accepting.wait_for(Status.DONE, job_id)
+    accepting.wait_for(Status.DONE, job_id, seconds=60)
     assert seen == [{"n": 1}]
 
 
@@ -147,8 +146,8 @@ def test_a_changed_or_swapped_payload_fails_the_attempts(make_rig: MakeRig) -> N
     ((own,),) = rig.sql(changed, "SELECT attribute FROM {table} WHERE job_id = :id", id=changed)
     set_attribute(rig, changed, own[:-8] + ("A" if own[-8] != "A" else "B") + own[-7:])
     rig.start()
-    rig.wait_for(Status.DEAD, swapped, changed)
-    rig.wait_for(Status.DONE, other)
+    rig.wait_for(Status.DEAD, swapped, changed, seconds=60)
+    rig.wait_for(Status.DONE, other, seconds=60)
     assert [job.attribute for job in seen] == [{"n": 1}]
     errors = {letter.job_id: letter.error for letter in rig.center.dead()}
     assert all("changed, belongs to another row" in error for error in errors.values())
@@ -179,6 +178,6 @@ def test_attributes_that_another_program_wrote_break_no_batch(make_rig: MakeRig,
     ids = [rig.center.schedule(n, NOW + NOW, biz_type=TYPE) for n in range(3)]
     set_attribute(rig, ids[1], text)
     rig.start()
-    rig.wait_for(Status.DONE, ids[0], ids[2])
+    rig.wait_for(Status.DONE, ids[0], ids[2], seconds=60)
     rig.wait_for(Status.DEAD if text == "nonsense" else Status.DONE, ids[1])
     assert rig.center.get(ids[1]) is not None

@@ -61,8 +61,8 @@ def test_the_hooks_of_the_page(
     dropped = rig.center.schedule(1, NOW, biz_type="page.a", attribute={"stocktaking": True})
     dead = rig.center.schedule(1, NOW, biz_type="page.a")
     rig.start()
-    rig.wait_for(Status.CANCELLED, dropped)
-    rig.wait_for(Status.DEAD, dead)
+    rig.wait_for(Status.CANCELLED, dropped, seconds=60)
+    rig.wait_for(Status.DEAD, dead, seconds=60)
     assert traces == ["request-4711"]
     lines = [record.getMessage() for record in caplog.records if record.name == "shop"]
     assert lines == [f"job {dead} of page.a is dead: RuntimeError('no')"]
@@ -83,7 +83,7 @@ def test_the_typed_handler_of_the_page(
     assert sum(len(rig.center.find(n)) for n in range(42, 46)) == 5
     assert rig.center.run_now(known["job_id"]).ok
     rig.start()
-    rig.wait_for(Status.DONE, known["job_id"])
+    rig.wait_for(Status.DONE, known["job_id"], seconds=60)
     assert capsys.readouterr().out == "closing 42: unpaid, notify: True\n"
 
 

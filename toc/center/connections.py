@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
+from toc.center.pause_verbs import PauseVerbs
 from toc.center.payload_checks import PayloadChecks
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
@@ -61,6 +62,7 @@ class Connections:
             lambda bits: ids.make_ids([bits])[0],
             actor,
         )
+        self.pauses = PauseVerbs(settings, self.databases, actor)
         self.database_times = {
             database.index: ServerTimeEstimate(clock) for database in self.databases
         }

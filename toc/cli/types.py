@@ -22,6 +22,7 @@ from toc.handlers.registry import HandlerSpec, Registry
 from toc.node.type_settings import apply_declarations, read_schema_file
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
+from toc.sinks.kinds import check_sink
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import (
@@ -40,7 +41,11 @@ ByHandler = Annotated[
 ByPull = Annotated[bool, typer.Option("--pull", help="Remote consumers lease the jobs.")]
 Sink = Annotated[
     str | None,
-    typer.Option("--sink", metavar="webhook:NAME", help="Workers send the jobs to this webhook."),
+    typer.Option(
+        "--sink",
+        metavar="KIND:NAME",
+        help="Workers send the jobs there: webhook:shop, rabbitmq:orders/{biz_type}.",
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -303,6 +308,8 @@ def _fields_of_options(
     """The fields of a declaration that the options give."""
     if handler + pull + (sink is not None) > 1:
         raise CommandError("--handler, --pull and --sink do not go together", USAGE)
+    if sink is not None:
+        check_sink(sink)
     mode = "handler" if handler else "pull" if pull else None if sink is None else "sink"
     fields = {
         "mode": mode, "sink": sink, "timeout_s": timeout, "max_attempts": max_attempts,

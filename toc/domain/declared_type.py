@@ -8,7 +8,6 @@ set comes from the handler's decorator, or is the default.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +26,7 @@ from toc.domain.retry_policies import (
     retry_policy_from_json,
     retry_policy_to_json,
 )
+from toc.domain.sink_targets import parse_sink
 from toc.errors import InvalidInput
 
 Mode = Literal["handler", "pull", "sink"]
@@ -35,7 +35,6 @@ SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
 FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", "codec")
-_SINK = re.compile(r"webhook:[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class DeclaredType:
     """A biz_type of the catalogue. All fields are checked: the constructor raises InvalidInput.
 
     mode: "handler": functions of `toc worker` run the jobs; "pull": remote consumers lease them; "sink": the
-    worker sends them to `sink`, as "webhook:shop". timeout_s: seconds that one run, or lease, may take.
-    max_attempts: runs before the job is dead. payload_schema: a JSON Schema (draft 2020-12) that attributes
-    must fit; None: any. codec: of the settings, encrypts the payloads; None: they are not encrypted, unless
-    the handler's decorator names a codec. explicit: which of RUN_FIELDS the declaration sets; the others
-    have their defaults.
+    worker sends them to `sink`, as "webhook:shop" or "rabbitmq:orders/{biz_type}". timeout_s: seconds that
+    one run, or lease, may take. max_attempts: runs before the job is dead. payload_schema: a JSON Schema
+    (draft 2020-12) that attributes must fit; None: any. codec: of the settings, encrypts the payloads; None:
+    they are not encrypted, unless the handler's decorator names a codec. explicit: which of RUN_FIELDS the
+    declaration sets; the others have their defaults.
     """
 
     name: str
@@ -70,11 +69,8 @@ class DeclaredType:
         check_integer("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
         if (self.sink is not None) != (self.mode == "sink"):
             raise InvalidInput("sink", self.sink, 'must be given if, and only if, mode is "sink"')
-        if self.sink is not None and not (
-            isinstance(self.sink, str) and _SINK.fullmatch(self.sink)
-        ):
-            rule = "must be webhook:NAME; a name has 1 to 64 letters, digits, '.', '_' or '-'"
-            raise InvalidInput("sink", self.sink, rule)
+        if self.sink is not None:
+            parse_sink(self.sink)
         if self.codec is not None:
             check_codec_name(self.codec)
 

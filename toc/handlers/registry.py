@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -30,14 +30,25 @@ if TYPE_CHECKING:
     from toc.handlers.typed_payload import PayloadModel
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
+BatchHandler = Callable[[list[Job]], Any] | Callable[[list[Job]], Awaitable[Any]]
 F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
 """The type of a handler for type checkers: a function of a job that returns None or a verdict."""
+BatchAnswer = Verdict | Sequence[BaseException | None] | Mapping[int, BaseException | None] | None
+"""What a batch handler returns: a verdict (None: done) for all jobs, or one for each job: as a list in the
+order of the jobs, or as a dict by job_id. An exception in place of a verdict is the failure of that job."""
+B = TypeVar(
+    "B",
+    bound=Callable[[list[Job]], BatchAnswer] | Callable[[list[Job]], Awaitable[BatchAnswer]],
+)
+"""The type of a batch handler for type checkers."""
 
 P = ParamSpec("P")
 M = TypeVar("M")
 PayloadFunction = Callable[[Job, M], Verdict | None] | Callable[[Job, M], Awaitable[Verdict | None]]
 """The type of a handler with a typed payload."""
 
+BATCH_MAX = 1000
+BATCH_WAIT_S_DEFAULT, BATCH_WAIT_S_MAX = 0.05, 5.0
 
 EVERY_TYPE = "*"
 
@@ -47,14 +58,18 @@ class HandlerSpec:
     """A handler with its settings. `timeout_s`: how long one run may take, in seconds.
 
     payload: the form that payloads must fit; None: any. codec: encrypts the payloads; None: none does.
+    batch: 0: the function gets one job. Otherwise it gets a list of at most so many jobs, and the worker
+    waits up to `batch_wait_s` for more jobs of the type.
     """
 
     biz_type: str
-    function: Handler
+    function: Handler | BatchHandler
     timeout_s: float = TIMEOUT_S_DEFAULT
     max_attempts: int = ATTEMPTS_DEFAULT
     retry: RetryPolicy = field(default_factory=Exponential)
     is_async: bool = False
+    batch: int = 0
+    batch_wait_s: float = 0.0
     payload: PayloadModel[Any] | None = None
     codec: str | None = None
 
@@ -75,7 +90,22 @@ class Registry:
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
         codec: str | None = None,
+        batch: None = None,
+        batch_wait: None = None,
     ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
 
     @overload
     def handler(
@@ -100,6 +130,8 @@ class Registry:
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
         codec: str | None = None,
         client: SchedulingClient | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
     ) -> Callable[[Any], Any]:
         """Registers the decorated function for a biz_type.
 
@@ -115,6 +147,11 @@ class Registry:
         `payload`: a pydantic model, a dataclass or a TypedDict that payloads must fit. The function gets the
         payload as its second argument, and becomes a `TypedHandler` with a `schedule` of its own; `client`:
         the client that it uses. `codec`: encrypts payloads, if the type's declaration names no codec.
+        `batch` (1 to 1000): the function gets a list of at most so many jobs of the type instead of one job,
+        and `timeout` is for the call. The worker waits for more jobs up to `batch_wait` seconds (default
+        0.05, up to 5, and never longer than an eighth of the lease). The function returns a verdict for all
+        jobs (None: done), or one for each: a list in the order of the jobs, or a dict by job_id. When it
+        raises an exception, each job of the batch runs alone, in a list of one, in the same attempt.
 
         Raises InvalidInput for an argument out of range, for a type that has a handler, and for a function
         that toc cannot run: a generator, a class, a function with other parameters.
@@ -132,7 +169,8 @@ class Registry:
             raise InvalidInput("timeout", timeout, rule)
         check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
         policy = to_retry_policy(retry)
-        model = None if payload is None else _make_payload_model(biz_type, payload)
+        size, wait_s = _check_batch(batch, batch_wait)
+        model = None if payload is None else _make_payload_model(biz_type, payload, size)
         if codec is not None:
             _check_codec(biz_type, codec)
 
@@ -150,7 +188,16 @@ class Registry:
                 registered = TypedHandler(biz_type, function, model, client)
                 run = make_job_function(function, model, is_async=is_async)
             self._specs[biz_type] = HandlerSpec(
-                biz_type, run, float(timeout), max_attempts, policy, is_async, model, codec
+                biz_type,
+                run,
+                float(timeout),
+                max_attempts,
+                policy,
+                is_async,
+                size,
+                wait_s,
+                model,
+                codec,
             )
             return registered
 
@@ -191,15 +238,33 @@ class Registry:
         return len(self._specs)
 
 
-def is_async_handler(function: Handler) -> bool:
+def _check_batch(batch: object, batch_wait: Any) -> tuple[int, float]:
+    """The size of a batch and the wait for more jobs in seconds; (0, 0): no batches. Raises InvalidInput."""
+    if batch is None:
+        if batch_wait is not None:
+            raise InvalidInput("batch_wait", batch_wait, "must not be given without batch")
+        return 0, 0.0
+    size = check_integer("batch", batch, 1, BATCH_MAX)
+    wait_s = BATCH_WAIT_S_DEFAULT if batch_wait is None else batch_wait
+    if not is_number(wait_s) or not 0 <= wait_s <= BATCH_WAIT_S_MAX:
+        rule = f"must be 0 to {BATCH_WAIT_S_MAX:g} seconds"
+        raise InvalidInput("batch_wait", batch_wait, rule)
+    return size, float(wait_s)
+
+
+def is_async_handler(function: Handler | BatchHandler) -> bool:
     """Whether the function, or the `__call__` of the object, is declared with `async def`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__
     )
 
 
-def _make_payload_model(biz_type: str, form: Callable[..., Any]) -> PayloadModel[Any]:
+def _make_payload_model(biz_type: str, form: Callable[..., Any], batch: int) -> PayloadModel[Any]:
     """What reads payloads of a form. Raises InvalidInput."""
+    if batch:
+        raise InvalidInput(
+            "payload", form, "must not be given with batch: read the attributes there"
+        )
     if biz_type == EVERY_TYPE:
         raise InvalidInput("payload", form, "must not be given for '*': types have different forms")
     from toc.handlers.typed_payload import PayloadModel  # noqa: PLC0415 - few handlers need it

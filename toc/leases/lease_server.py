@@ -94,6 +94,7 @@ class LeaseServer:
         self._watch.apply_changes()
         self._sources.start(self._stages)
         self._watch.start()
+        self._process.gate.add_listener(self._sources.wake_awaited)
 
     def stop(self) -> bool:
         """Answers all waiting consumers, takes no more jobs; leases stay valid. True: all has ended."""

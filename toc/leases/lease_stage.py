@@ -8,10 +8,11 @@ No row is claimed without a consumer, and a claimed row whose consumer has vanis
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from toc.domain.countdown import is_countdown_key
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.domain.payload_envelope import PayloadIdentity
@@ -103,6 +104,7 @@ class LeaseStage(Service):
                 return
             self._put_back_whole(batch)
             self._return_permits(batch)
+            _return_admissions(batch, ())
             if batch.answer is not None:
                 batch.answer.set_answer(0)
 
@@ -132,6 +134,7 @@ class LeaseStage(Service):
         finally:
             if permits:
                 self._return_permits(batch)
+            _return_admissions(batch, one.claimed_ids)
             if batch.answer is not None:
                 batch.answer.set_answer(one.leased, failure)
 
@@ -148,7 +151,7 @@ class LeaseStage(Service):
 
 
 class _LeaseBatch:
-    """One batch on its way. `leased`: how many jobs were claimed for consumers."""
+    """One batch on its way. `leased`: how many jobs consumers got. `claimed_ids`: of the claimed ones."""
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class _LeaseBatch:
         self._shares: list[_Share] = []
         self._rows: Mapping[int, ClaimedRow] = {}
         self.leased = 0
+        self.claimed_ids: set[int] = set()
         self.has_distributed = False
 
     # ---- read and distribute
@@ -182,6 +186,9 @@ class _LeaseBatch:
                 acks.append(Ack(batch.topic, job_id, None))
                 continue
             biz_type = context.type_name_of_row(row, self._database)
+            if context.process.gate.is_closed(biz_type):  # paused since the pop
+                acks.append(Ack(batch.topic, job_id, Reminder(row.due_ms, job_id)))
+                continue
             ack = self._ack_of_unclaimable_row(row, row.due_ms, biz_type, now_ms)
             if ack is not None:
                 acks += ack
@@ -366,6 +373,7 @@ class _LeaseBatch:
 
     def _deliver_share(self, share: _Share) -> None:
         """Delivers a share; gives back what the consumer does not take any more."""
+        self.claimed_ids.update(leased.job_id for leased in share.got)
         left = self._context.room.deliver_jobs(share.waiter, len(share.jobs), share.got)
         self._give_back(share, [job.job_id for job in left])
         given = len(share.got) - len(left)
@@ -375,8 +383,11 @@ class _LeaseBatch:
             now_ms = self._now_ms()
             for leased in share.got[:given]:
                 if leased.attempt == 1:
-                    late_ms = now_ms - self._rows[leased.job_id].action_ms
-                    metrics.LATENESS.observe(max(0.0, late_ms / 1000))
+                    action_ms = self._rows[leased.job_id].action_ms
+                    lateness = metrics.LATENESS
+                    if self._context.process.gate.is_held_back(share.biz_type, action_ms):
+                        lateness = metrics.LATENESS_PAUSED
+                    lateness.observe(max(0.0, (now_ms - action_ms) / 1000))
 
     def _give_back_everything_claimed(self) -> None:
         """After a lost answer: all rows of the batch may be claimed, and no consumer gets them."""
@@ -394,7 +405,8 @@ class _LeaseBatch:
         job = self._context.job_of_row(row, share.biz_type)
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
-            job.biz_type, job.tenant, job.attribute, job.action_time, job.trace,
+            job.biz_type, job.tenant, job.attribute, job.action_time,
+            is_countdown_key(job.dedup_key), job.trace,
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:
@@ -416,3 +428,11 @@ class _LeaseBatch:
 
     def _shard_of(self, job_id: int) -> int:
         return self._routing.shard_of_hash(routing_bits_of(job_id))
+
+
+def _return_admissions(batch: JobBatch, claimed: Collection[int]) -> None:
+    """Returns the admissions of ids that were not claimed."""
+    if batch.admissions:
+        unused = Counter(each for job_id, each in batch.admissions.items() if job_id not in claimed)
+        for admission, count in unused.items():
+            admission.return_unused(count)

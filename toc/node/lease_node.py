@@ -11,6 +11,7 @@ import random
 from toc.errors import TimerUnavailable
 from toc.leases.lease_server import LeaseServer
 from toc.node.biz_type_refresher import BizTypeRefresher
+from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, ClockComparison, Probe
 from toc.node.type_catalogue import TypeCatalogue
 from toc.runtime.clock import Clock, SystemClock
@@ -65,6 +66,7 @@ class LeaseNode:
             redis = Probe("redis", self.reminders.read_times_ms, self._clock)
         self.probes = database_probes if redis is None else [*database_probes, redis]
         self._clocks = ClockComparison(redis, database_probes, skew_s_max=settings.timer.skew_s_max)
+        self.pauses = PauseFollower(settings, self._clock, self.databases)
         types = self._database_metadata.types
         self._type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.server = LeaseServer(
@@ -76,6 +78,7 @@ class LeaseNode:
                 self.databases,
                 self._database_metadata,
                 self.reminders,
+                self.pauses.gate,
             ),
             self.catalogue,
             lambda: not self._clocks.skew_is_too_large,
@@ -100,7 +103,8 @@ class LeaseNode:
         for probe in self.probes:
             probe.first_ask_done.wait(PATIENCE_S)
         self.catalogue.start()
-        for reader in self._type_readers:
+        self.pauses.read_now()
+        for reader in (*self._type_readers, *self.pauses.services):
             reader.start()
         self.server.start()
 
@@ -108,7 +112,7 @@ class LeaseNode:
         """Answers the consumers that wait, then stops all parts; True if all of them ended in time."""
         clean = self.server.stop()
         clean &= self.catalogue.stop()
-        clean &= stop_services([*self._type_readers, *self.probes], STOP_S)
+        clean &= stop_services([*self._type_readers, *self.pauses.services, *self.probes], STOP_S)
         if self.reminders is not None:
             self.reminders.close()
         self.databases.close()

@@ -34,11 +34,22 @@ ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "
 LATENESS = Histogram(
     "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
 )
+LATENESS_PAUSED = Histogram(
+    "toc_job_lateness_paused_seconds",
+    "The same, of jobs that a pause or its ramp has made late",
+    buckets=LATENESS_BUCKETS_S,
+)
 STAGE = Histogram(
     "toc_job_stage_seconds",
     "A job's way: timer (due to popped), database (to claimed), queue (to started), handler (to ended)",
     ["stage"],
     buckets=LATENESS_BUCKETS_S,
+)
+BATCHES = Counter("toc_handler_batches_total", "Calls of batch handlers that ended", ["biz_type"])
+BATCHES_SPLIT = Counter(
+    "toc_handler_batches_split_total",
+    "Calls of batch handlers that failed, so that each of their jobs ran alone",
+    ["biz_type"],
 )
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
@@ -67,6 +78,14 @@ WEBHOOKS_DISABLED = Gauge(
 )
 WEBHOOK_BREAKER_OPEN = Gauge(
     "toc_webhook_breaker_open", "1 while the circuit breaker of a destination is open", ["webhook"]
+)
+SINK_MESSAGES = Counter(
+    "toc_sink_messages_total",
+    "Messages of sinks: done (confirmed), failed, refused (this message alone), or wait (not sent)",
+    ["sink", "outcome"],
+)
+SINK_BREAKER_OPEN = Gauge(
+    "toc_sink_breaker_open", "1 while the circuit breaker of a sink's destination is open", ["sink"]
 )
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")

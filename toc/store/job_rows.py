@@ -10,6 +10,7 @@ from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
 from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
+from toc.domain.result_document import parse_document
 from toc.runtime.payload_codecs import PayloadCodecs
 from toc.store.schema import JOB
 
@@ -33,11 +34,12 @@ JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
 _STATUS = {int(status): status for status in Status}
 
 
-def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs) -> Job:
-    """A Job from `JOB_COLUMNS` and the name of its type.
+def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs, result: str | None = None) -> Job:
+    """A Job from `JOB_COLUMNS`, the name of its type, and the text of the column `result`.
 
     An encrypted payload is decrypted; one that cannot be is replaced by a marker that says why.
     """
+    document = parse_document(result)
     biz_id, attribute = row[1] if row[11] is None else row[11], _parse_attribute_json(row[5])
     if is_encrypted(attribute):
         identity = PayloadIdentity(row[0], biz_type, biz_id, row[12])
@@ -56,6 +58,8 @@ def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs) -> Job:
         claimed_ms=row[10],
         tenant=row[12],
         trace=row[13],
+        result=document.result,
+        last_progress=document.progress,
     )
 
 

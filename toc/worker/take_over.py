@@ -61,15 +61,15 @@ class TakeOver:
     ) -> JobRun | None:
         """Takes a suspect over. Returns its run; None if it was not taken over.
 
-        It is not taken over if this worker has no handler of its type, if another process was faster, or if
-        another transaction has locked the row.
+        It is not taken over if this worker has no handler of its type, if its type is paused, if another
+        process was faster, or if another transaction has locked the row.
         `alone`: the caller holds the process, and the new token ends in ":alone". If this lease is lost too,
         the ending shows that no other job ran here meanwhile.
         `done` is set when the run is settled. When the answer is lost, `done` is set after the job was given
         back; when the database refuses, at once.
         """
         spec = self._handlers.handler_spec_of(suspect.type_no)
-        if spec is None:
+        if spec is None or self._context.process.gate.is_closed(spec.biz_type):
             return None
         asked = self._context.read_clocks()
         token = self._context.new_claim_token() + (ALONE if alone else "")
