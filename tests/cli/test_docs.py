@@ -19,6 +19,7 @@ COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule
             "tables show", "tables backfill", "nightly", "purge", "grants",
             "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
             "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
+            "alarms test",
             "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 
@@ -32,7 +33,8 @@ def test_the_page_names_every_command(toc: Toc) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", ["", "job", "dead", "admin", "spark", "archive", "tables", "token", "audit", "types"]
+    "group",
+    ["", "job", "dead", "admin", "spark", "archive", "tables", "token", "audit", "types", "alarms"],
 )
 def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
     listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]

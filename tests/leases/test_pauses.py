@@ -56,3 +56,17 @@ def test_nothing_is_popped_during_a_pause(rig: LeaseRig) -> None:
     waits = rig.waits(server, wait_s=2)
     assert waits.result(100) == []
     assert rig.armed_ms(job_id) == due_ms
+
+
+@pytest.mark.parametrize("redis", [True, False])
+def test_run_now_goes_through_a_pause(make_rig: MakeLeaseRig, redis: bool) -> None:
+    rig = make_rig() if redis else make_rig(redis_url="none")
+    rig.declare()
+    server = rig.replica()
+    rig.center.pause(TYPE)
+    wait_until_known(rig, server, closed=True)
+    one, other = rig.schedule(2)
+    waits = rig.waits(server, max_jobs=2)
+    assert rig.center.run_now(other) == "rescheduled"
+    assert [job.job_id for job in waits.result(100)] == [other]
+    assert rig.row(one).attempts == 0

@@ -48,7 +48,12 @@ def test_what_is_refused(text: Any) -> None:
 
 
 PARTS = ("{biz_type}", "{biz_id}", "{tenant}", "{tag}", "a", "B9", ".", "-", "_", ":")
-VALUES = st.none() | st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_-]{0,66}", fullmatch=True)
+VALUES = (
+    st.none()
+    | st.text(max_size=70)
+    | st.text("ab.", max_size=4)
+    | st.from_regex(r"[A-Za-z0-9_-]{0,66}", fullmatch=True)
+)
 
 
 @given(

@@ -207,3 +207,33 @@ def test_a_node_that_starts_during_a_pause_claims_nothing(rig: Rig) -> None:
     assert {rig.row(job_id).attempts for job_id in jobs} == {0}
     (info,) = rig.center.pauses()
     assert info.reason == "the shop is down"
+
+
+def test_run_now_goes_through_a_pause(rig: Rig) -> None:
+    seen: list[Job] = []
+    rig.handler()(seen.append)
+    rig.start()
+    change_and_wait(rig, "pause", TYPE)
+    jobs = [rig.center.schedule(n, timedelta(hours=1), biz_type=TYPE) for n in range(5)]
+    due = rig.center.schedule(9, NOW, biz_type=TYPE)
+    assert rig.center.run_now(jobs[2], reason="the customer waits") == "rescheduled"
+    assert rig.center.run_now(due) == "rescheduled"
+    rig.wait_for(Status.DONE, jobs[2], due)
+    rest = [job_id for job_id in jobs if job_id != jobs[2]]
+    assert {rig.row(job_id).attempts for job_id in rest} == {0}
+    assert sorted(job.job_id for job in seen) == sorted([jobs[2], due])
+    ((actor, reason),) = rig.sql(
+        due, "SELECT actor, reason FROM toc_pause WHERE target = :it", it=f"job:{jobs[2]}"
+    )
+    assert reason == "the customer waits"
+    assert actor
+
+
+def test_run_now_writes_no_pass_for_a_type_that_is_open(rig: Rig) -> None:
+    rig.handler()(lambda _: None)
+    rig.start()
+    rig.center.pause(OTHER)
+    job_id = rig.center.schedule(1, timedelta(hours=1), biz_type=TYPE)
+    rig.center.run_now(job_id)
+    rig.wait_for(Status.DONE, job_id)
+    assert rig.sql(job_id, "SELECT 1 FROM toc_pause WHERE target LIKE 'job:%'") == []

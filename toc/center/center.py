@@ -422,6 +422,8 @@ class TimeoutCenter:
     ) -> Answer:
         """Makes a pending job due now, whether it waits for its time or for a retry. Its attempts stay.
 
+        The job runs even if its type is paused (needs an account of the role worker, web or operator).
+
         Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status, as `reschedule`.
         """
         _check_words(reason, actor)
@@ -433,6 +435,7 @@ class TimeoutCenter:
             return target.make_answer_for_no_job(state)
         if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
             state.arm_changed_job(answer.job_id, now_ms)
+            state.let_through_pauses(answer.job_id, now_ms, reason, actor)
         return answer
 
     def redrive(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from toc.domain.pauses import Pause, PauseInfo, Phase, Ramp
+from toc.domain.pauses import HeldTypes, Pause, PauseInfo, Phase, Ramp
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput, NotFound
 from toc.runtime.settings import Settings
-from toc.store.databases import Databases
+from toc.store.databases import Database, Databases
 from toc.store.pauses import KnownPause, PauseCache, Pauses
 
 
@@ -60,6 +60,18 @@ class PauseVerbs:
         cache.read_all_copies()
         infos = [self._info(known) for _, known in sorted(cache.all().items())]
         return [info for info in infos if info.state != "over"]
+
+    def is_restricted(self, database: Database, biz_type: str, topic: str, now_ms: int) -> bool:
+        """Whether a type is paused or ramps, as one database says. Raises StoreUnavailable."""
+        cache = PauseCache(self._databases)
+        cache.read_copy(database)
+        held = HeldTypes()
+        held.replace_targets(
+            target
+            for target, known in cache.all().items()
+            if known.pause.phase_at(now_ms) is not Phase.OVER
+        )
+        return held.holds(biz_type, topic)
 
     def _info(self, known: KnownPause) -> PauseInfo:
         pause, row = known

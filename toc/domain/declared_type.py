@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
+from toc.domain.limit_terms import LIMIT_FIELDS, LimitTerms, make_limit_terms
 from toc.domain.payload_envelope import check_codec_name
 from toc.domain.payload_schema import PayloadCheck
 from toc.domain.retry_policies import (
@@ -34,7 +35,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
-FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", "codec")
+FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS, "codec")
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,11 @@ class DeclaredType:
     mode: "handler": functions of `toc worker` run the jobs; "pull": remote consumers lease them; "sink": the
     worker sends them to `sink`, as "webhook:shop" or "rabbitmq:orders/{biz_type}". timeout_s: seconds that
     one run, or lease, may take. max_attempts: runs before the job is dead. payload_schema: a JSON Schema
-    (draft 2020-12) that attributes must fit; None: any. codec: of the settings, encrypts the payloads; None:
-    they are not encrypted, unless the handler's decorator names a codec. explicit: which of RUN_FIELDS the
-    declaration sets; the others have their defaults.
+    (draft 2020-12) that attributes must fit; None: any. rate, burst, concurrency, per: the limits of the type
+    over all nodes, as "500/s", 500, 20 and "biz_id" (see `toc.domain.limit_terms`); None: no such limit.
+    codec: of the settings, encrypts the payloads; None: they are not encrypted, unless the handler's
+    decorator names a codec. explicit: which of RUN_FIELDS the declaration sets; the others have their
+    defaults.
     """
 
     name: str
@@ -56,6 +59,10 @@ class DeclaredType:
     retry: RetryPolicy = field(default_factory=Exponential)
     payload_schema: dict[str, Any] | None = field(default=None, hash=False)
     sink: str | None = None
+    rate: str | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    per: str | None = None
     codec: str | None = None
     explicit: frozenset[str] = frozenset()
 
@@ -71,8 +78,12 @@ class DeclaredType:
             raise InvalidInput("sink", self.sink, 'must be given if, and only if, mode is "sink"')
         if self.sink is not None:
             parse_sink(self.sink)
+        _ = self.limit_terms
         if self.codec is not None:
             check_codec_name(self.codec)
+            if self.per is not None and self.per.startswith("payload."):
+                rule = "must not be a field of an encrypted payload: Redis would show its values"
+                raise InvalidInput("per", self.per, rule)
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[str, Any]) -> DeclaredType:
@@ -108,7 +119,7 @@ class DeclaredType:
                 values[key] = getattr(self, key)
         if "retry" in values:
             values["retry"] = retry_policy_to_json(cast(RetryPolicy, values["retry"]))
-        for key in ("payload_schema", "sink", "codec"):
+        for key in ("payload_schema", "sink", *LIMIT_FIELDS, "codec"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values
@@ -128,6 +139,11 @@ class DeclaredType:
         """The type with other fields. A value of None: the field is not set any more."""
         fields = self.set_fields | dict(changes)
         return self.from_fields(self.name, fields)
+
+    @cached_property
+    def limit_terms(self) -> LimitTerms | None:
+        """The limits of the type; None: it has none."""
+        return make_limit_terms(self.rate, self.burst, self.concurrency, self.per)
 
     @cached_property
     def payload_check(self) -> PayloadCheck | None:

@@ -22,6 +22,9 @@ ALL = "all"
 TYPE_PREFIX, TOPIC_PREFIX = "type:", "topic:"
 HOLD_TOPIC_PREFIX = "type:"
 """The hold topic of a held type: its reminders wait there. No biz_type has a colon."""
+JOB_PREFIX = "job:"
+"""The target of a pass, which lets one job run through a pause, is "job:ID"."""
+PASS_MS = 60_000  # how long a pass is valid
 START_MIN, START_MAX = 0.001, 1.0
 GROWTH_MIN, GROWTH_MAX = 0.01, 10.0
 STEP_S_MIN, STEP_S_MAX = 1.0, 86_400.0

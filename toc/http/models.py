@@ -467,13 +467,20 @@ class LeaseResults(_Answer):
 
 
 class TypeOut(_Answer):
-    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any."""
+    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
+
+    rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    """
 
     name: str
     mode: Literal["handler", "pull", "sink"]
     timeout_s: float
     max_attempts: int
     payload_schema: dict[str, Any] | None
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    per: str | None
 
 
 class TypesOut(_Answer):

@@ -21,6 +21,7 @@ from toc.errors import SchemaMismatch, is_away
 from toc.leases.demand import Reoffer
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext
+from toc.leases.lease_limits import LeaseStarts
 from toc.leases.waiter import LeasedJob, Waiter
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch, PermitSource
@@ -50,6 +51,7 @@ class _Share:
     token: str
     lease_ms: int
     jobs: Sequence[Job]
+    reserved: int  # places of the consumer that are kept for this share
     got: list[LeasedJob] = field(default_factory=list)
 
 
@@ -168,6 +170,7 @@ class _LeaseBatch:
         self._rows: Mapping[int, ClaimedRow] = {}
         self.leased = 0
         self.claimed_ids: set[int] = set()
+        self._starts = LeaseStarts(context)
         self.has_distributed = False
 
     # ---- read and distribute
@@ -186,7 +189,8 @@ class _LeaseBatch:
                 acks.append(Ack(batch.topic, job_id, None))
                 continue
             biz_type = context.type_name_of_row(row, self._database)
-            if context.process.gate.is_closed(biz_type):  # paused since the pop
+            is_closed = context.process.gate.is_closed(biz_type)
+            if is_closed and not batch.has_pass:  # paused since the pop
                 acks.append(Ack(batch.topic, job_id, Reminder(row.due_ms, job_id)))
                 continue
             ack = self._ack_of_unclaimable_row(row, row.due_ms, biz_type, now_ms)
@@ -277,7 +281,7 @@ class _LeaseBatch:
         for waiter, given in result.taken:
             lease_ms = waiter.lease_ms[biz_type]
             token = context.new_lease_token()
-            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given))
+            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given, len(given)))
         reoffer = self._reoffers.get(biz_type if topic else SCANNED)
         delay_ms = 0
         if reoffer is not None:
@@ -304,6 +308,7 @@ class _LeaseBatch:
     def claim_rows(self) -> None:
         """Claims the distributed rows and delivers them. Raises StoreUnavailable, the jobs given back."""
         try:
+            self._ask_limits()
             self._claim_pending_rows()
             self._take_over_expired_leases()
         except Exception:
@@ -312,6 +317,17 @@ class _LeaseBatch:
         finally:
             for share in self._shares:
                 self._deliver_share(share)
+
+    def _ask_limits(self) -> None:
+        """Leaves out the rows that the limits of their types refuse now."""
+        acks: list[Ack] = []
+        topic, now_ms = self._batch.topic, self._now_ms()
+        for share in self._shares:
+            share.jobs, refused = self._starts.admit_jobs(
+                share.biz_type, share.jobs, share.token, share.lease_ms, topic, now_ms
+            )
+            acks += refused
+        self._send_acks(acks)
 
     def _claim_pending_rows(self) -> None:
         wanted = []
@@ -374,8 +390,12 @@ class _LeaseBatch:
     def _deliver_share(self, share: _Share) -> None:
         """Delivers a share; gives back what the consumer does not take any more."""
         self.claimed_ids.update(leased.job_id for leased in share.got)
-        left = self._context.room.deliver_jobs(share.waiter, len(share.jobs), share.got)
+        left = self._context.room.deliver_jobs(share.waiter, share.reserved, share.got)
         self._give_back(share, [job.job_id for job in left])
+        gone = {job.job_id for job in left}
+        self._starts.return_unused(
+            share.token, {each.job_id for each in share.got if each.job_id not in gone}
+        )
         given = len(share.got) - len(left)
         self.leased += given
         if given:

@@ -21,6 +21,7 @@ from toc.domain.result_document import Progress, encode_document
 from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.leases.lease_context import LeaseContext
+from toc.leases.lease_limits import note_lease_ended, note_lease_extended
 from toc.leases.waiter import Accept
 from toc.runtime import metrics
 from toc.runtime.job_ends import job_ends
@@ -197,6 +198,7 @@ class Settlement:
                 continue
             results[item] = ItemResult(item.job_id, done)
             acks.append(self._make_ack(job, outcome))
+            note_lease_ended(self._context, job, item.token)
             if job.status is Status.RUNNING:  # else an earlier call has settled it
                 metrics.ENDED.labels(job.biz_type, outcome.kind.value).inc()
                 if outcome.kind is OutcomeKind.BURY:
@@ -249,6 +251,7 @@ class Settlement:
             if (job.job_id, item.token) in valid and end_ms is not None:
                 until = datetime_of(end_ms)
                 results[item] = ItemResult(item.job_id, "extended", until)
+                note_lease_extended(self._context, job, item.token, max(0, end_ms - now_ms))
             else:
                 # A row that runs under the token, and was not renewed, is locked by another transaction.
                 outcome: LeaseOutcome = "lost" if end_ms is None else "unavailable"

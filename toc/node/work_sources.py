@@ -13,6 +13,7 @@ from zlib import crc32
 from toc.domain.node_assignment import Assignment
 from toc.errors import NotFound
 from toc.node.hold_sources import HoldSources, is_hold_topic
+from toc.node.pass_runner import PassRunner
 from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
 from toc.scanner.overdue_page import OverduePages
@@ -48,6 +49,13 @@ class WorkSources:
             for lane in range(LANES)
         }
         self.fallbacks = {database.index: self._make_fallback(database) for database in databases}
+        self.pass_runners = [
+            PassRunner(
+                database, settings.routing, process.gate, lambda: worker.permits,
+                partial(worker.claims[0].__getitem__, database.index), self._clock,
+            )
+            for database in databases
+        ]  # fmt: skip
         self.loaders: dict[tuple[str, int], Loader] = {}
         self.pollers: dict[tuple[str, int, int], Poller] = {}
         self._next_due_watcher: NextDueWatcher | None = None
@@ -91,6 +99,7 @@ class WorkSources:
             yield from (self._next_due_watcher, self._wakeup)
         yield from self.scanners.values()
         yield from self.fallbacks.values()
+        yield from self.pass_runners
 
     def assign_shares(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Tells each service its share from now on.

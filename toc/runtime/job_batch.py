@@ -54,7 +54,7 @@ class JobBatch:
     `popped`: the ids came from the timer and must be acked or put back there. `shared`: their slots also hold
     ids of other databases, which must not wait for these ids. `permits`: one for each id; 0: the database
     takes no jobs now, and the ids are put off. `answer`: is set when the batch is claimed. `admissions`: of
-    ids of restricted types, where these ids were admitted.
+    ids of restricted types, where these ids were admitted. `has_pass`: the jobs may run through a pause.
     """
 
     topic: str
@@ -66,6 +66,7 @@ class JobBatch:
     permits: int = 0
     answer: BatchClaimAnswer | None = None
     admissions: Mapping[int, Admission] = field(default_factory=dict)
+    has_pass: bool = False
 
     @property
     def job_ids(self) -> list[int]:

@@ -91,6 +91,18 @@ class TypeSettings(_SettingGroup):
     codec: str | None = Field(
         None, description="the codec that encrypts the payloads (docs/how-to/encrypted-payloads.md)"
     )
+    rate: str | None = Field(
+        None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
+    )
+    burst: int | None = Field(
+        None, description="starts at once after a pause (default: those of one second)"
+    )
+    concurrency: int | None = Field(
+        None, description="how many jobs may run at once, over all nodes"
+    )
+    per: str | None = Field(
+        None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
 
 
 class CodecSettings(_SettingGroup):
@@ -752,6 +764,52 @@ class SinkSettings(_SettingGroup):
         return self
 
 
+class AlarmSettings(_SettingGroup):
+    """Messages to a chat about dead, failing and late jobs (docs/how-to/alarms.md); needs toc[web]."""
+
+    url: SecretStr | None = Field(
+        None,
+        description="the chat's incoming webhook, https://…; not set: no alarms. The rules of "
+        "[webhooks] (allow, allow_http, ports, tls_ca, time limits) hold for it too",
+    )
+    format: Literal["slack", "dingtalk", "feishu", "wecom"] = Field(
+        "slack", description="whose messages: 'slack', 'dingtalk', 'feishu' or 'wecom'"
+    )
+    secret: SecretStr | None = Field(
+        None, description="the secret that signs messages, of DingTalk and Feishu"
+    )
+    dead: bool = Field(default=True, description="true: an alarm for jobs that died")
+    failures: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["none"] = Field(
+        100,
+        description="an alarm for so many failed attempts of a type in `window_s`; 'none': never",
+    )
+    window_s: float = Field(
+        300, ge=1, le=86_400, description="the time in which failures are counted"
+    )
+    late_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
+        300,
+        description="an alarm for a type with a job that is due for longer than this; 'none': never",
+    )
+    quiet_s: float = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="the same alarm of the same type is repeated after this time at the earliest",
+    )
+    per_hour: int = Field(
+        20, ge=1, le=10_000, description="messages in an hour, at most; further ones wait"
+    )
+    tick_s: float = Field(
+        10, ge=0.1, le=600, description="time between two looks; one node of all looks"
+    )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.secret is not None and self.format not in ("dingtalk", "feishu"):
+            raise ValueError(f"secret is set, but {self.format} signs no messages: unset it")
+        return self
+
+
 class LimitSettings(_SettingGroup):
     """Bounds on what comes from outside."""
 
@@ -789,6 +847,12 @@ class LimitSettings(_SettingGroup):
     countdown: int = Field(
         1000, ge=1, le=10_000, description="arrivals that a countdown waits for, at most"
     )
+    partitions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
+    )
 
 
 class LeaseSettings(_SettingGroup):
@@ -809,6 +873,12 @@ class LeaseSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="pull types that one process serves, and types in one lease call, at most",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="processes that lease jobs: each takes its part of a type's limits while Redis is away",
     )
     threads: int = Field(
         4, ge=1, le=64, description="threads for each database that settle leases in a process"

@@ -47,6 +47,7 @@ from toc.errors import InvalidInput, SettingsError
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.setting_groups import (
     OVERDUE_S,
+    AlarmSettings,
     CatalogueSettings,
     ClusterSettings,
     CodecSettings,
@@ -155,6 +156,7 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="the destinations of sinks by kind and name (docs/how-to/sinks.md)",
     )
+    alarms: AlarmSettings = AlarmSettings()
     limits: LimitSettings = LimitSettings()
     web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
@@ -566,6 +568,7 @@ def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
 _SECRETS = {
     "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
     ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"), "sinks", "codecs",
+    ("alarms", "url"), ("alarms", "secret"),
 }  # fmt: skip
 """Settings whose values no error shows."""
 

@@ -50,7 +50,6 @@ class KafkaSink(Sink):
         self._producer: Producer | None = None
         self._poller: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._is_broken = False
 
     @classmethod
     def check_destination(cls, destination: SinkDestination) -> None:
@@ -139,21 +138,17 @@ class KafkaSink(Sink):
                 continue
             try:
                 producer.poll(POLL_S)
-                if not self._is_broken:
-                    continue
-            except KafkaException as error:  # a fatal error of the producer
+            except KafkaException as error:
+                # A fatal error: an idempotent producer that has lost track of its records refuses all others.
                 log.warning("sink %s takes a new producer: %s", self.destination.label, error)
-            producer.purge()
-            with suppress(KafkaException):
-                producer.flush(FLUSH_S)  # calls back for all that it had
-            self._producer, self._is_broken = None, False
+                producer.purge()
+                with suppress(KafkaException):
+                    producer.flush(FLUSH_S)  # calls back for all that it had
+                self._producer = None
 
     def _as_answer(self, error: KafkaError) -> Exception:
         from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - an extra
 
-        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001 - its public name
-            # An idempotent producer that has lost track of its records refuses all others: a new one comes.
-            self._is_broken = True
         refusals = {
             KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG_SIZE,
             KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED,

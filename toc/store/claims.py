@@ -40,7 +40,7 @@ SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
 _Part = tuple[str, Sequence[int]]
 """A table, and ids of its rows."""
-HeldRows = Literal["claim", "leave"]
+HeldRows = Literal["claim", "leave", "claim closed"]
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -169,12 +169,16 @@ class Claims:
         `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
         scanner. `closed`: types of which no row is claimed now.
         """
-        numbers = set(types).difference(closed)
+        types = set(types)
+        numbers = types.difference(closed)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
         claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
         self._claim_before = CompiledStatement(claim_at, self._dialect)
-        self._claim_due = CompiledStatement(claim_now, self._dialect)
+        self._claim_due = self._claim_closed = CompiledStatement(claim_now, self._dialect)
+        if closed:
+            any_type = _claim_statement(db_now(), sorted(types), self._lease_end)
+            self._claim_closed = CompiledStatement(any_type, self._dialect)
         self._claim_before_shared = self._claim_before
         if not numbers.isdisjoint(held):
             free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
@@ -193,7 +197,7 @@ class Claims:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
 
         `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic
-        of several types.
+        of several types. "claim closed": rows of closed types are claimed too; only without `now_ms`.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
@@ -206,7 +210,7 @@ class Claims:
             for shard, ids in sorted(ids_by_shard.items())
         ]
         bounds = database.server_clock.statement_bounds()
-        statement = self._claim_due
+        statement = self._claim_due if held_rows != "claim closed" else self._claim_closed
         if now_ms is not None:
             statement = self._claim_before if held_rows == "claim" else self._claim_before_shared
         until_ms = bounds.due_ms
@@ -226,6 +230,25 @@ class Claims:
 
         selects = _split_union(self._select_claimed, parts, token=token)
         return database.run_verb(Verb(claims, selects, read_rows))
+
+    # ---- read
+
+    def read_rows(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> dict[int, ClaimedRow]:
+        """Reads rows by id, whatever their status; an id without a row is left out. Changes nothing."""
+        selects = self._selects_of_shards(database, ids_by_shard)
+        results = database.run_read(lambda connection: run_statements(connection, selects))
+        return self._to_rows(results)
+
+    def _selects_of_shards(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> list[Statement]:
+        parts = [
+            (database.job_table_name(shard), sorted(ids))
+            for shard, ids in sorted(ids_by_shard.items())
+        ]
+        return self._row_selects(parts, database.server_clock.statement_bounds())
 
     # ---- renew
 

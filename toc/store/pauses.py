@@ -15,17 +15,19 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, exists, func, insert, select, update
+from sqlalchemy import and_, delete, exists, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.argument_checks import check_actor, check_reason
-from toc.domain.pauses import Pause, Phase
+from toc.domain.pauses import JOB_PREFIX, PASS_MS, Pause, Phase
 from toc.errors import InvalidInput, NotFound, StatementFailed, StoreUnavailable
 from toc.store.databases import Database, Databases
 
 log = logging.getLogger(__name__)
 
 CHANGE_TRIES_MAX = 5
+PASSES_MAX = 500  # that are read at once
+_FIRST_MS = 1_704_067_200_000  # 2024: versions of passes count seconds from here
 HISTORY_MAX = 200  # versions of one target that are read
 COLUMNS = (
     "target", "version", "settings", "changed_time", "change_id", "actor", "reason", "copied",
@@ -222,6 +224,41 @@ def read_targets_now(databases: Databases) -> set[str]:
     return {target for target, each in known if each.pause.phase_at(now_ms) is not Phase.OVER}
 
 
+def write_pass(
+    database: Database, job_id: int, now_ms: int, actor: str, reason: str | None
+) -> None:
+    """Lets one job of this database run through pauses and ramps, for PASS_MS from now.
+
+    Raises StoreUnavailable, denied if this account may not write pauses.
+    """
+    target = f"{JOB_PREFIX}{job_id}"
+    passed = Pause(target, now_ms, now_ms + PASS_MS)
+    version = (now_ms - _FIRST_MS) // 1000  # a second pass within a second is the same one
+    _insert_row(
+        database,
+        PauseRow(
+            target, version, passed.to_json(), now_ms, secrets.token_hex(8), actor, reason,
+            copied=False, peak_per_min=0,
+        ),
+    )  # fmt: skip
+
+
+def read_passes(database: Database, now_ms: int) -> list[tuple[int, int]]:
+    """The job_ids in this database that have a pass now, each with the pass' version, the oldest first.
+
+    At most PASSES_MAX. Raises StoreUnavailable and StatementFailed.
+    """
+    table = database.pause.c
+    query = (
+        select(table.target, table.version)
+        .where(table.target.like(f"{JOB_PREFIX}%"), table.changed_time > now_ms - PASS_MS)
+        .order_by(table.changed_time, table.target)
+        .limit(PASSES_MAX)
+    )
+    rows = database.select(query)
+    return [(int(target.removeprefix(JOB_PREFIX)), version) for target, version in rows]
+
+
 def add_peak(database: Database, target: str, version: int, per_min: int) -> None:
     """Adds one worker's largest rate before the pause to a row, if the row is there.
 
@@ -236,14 +273,17 @@ def add_peak(database: Database, target: str, version: int, per_min: int) -> Non
 
 
 def delete_old_changes(database: Database, before_ms: int, limit: int) -> int:
-    """Deletes up to `limit` changes that a newer one replaced and that are older than `before_ms`."""
+    """Deletes up to `limit` changes older than `before_ms` that a newer one replaced, and passes."""
     table = database.pause
     newer = table.alias("newer")
     query = (
         select(table.c.target, table.c.version)
         .where(
             table.c.changed_time < before_ms,
-            exists().where(newer.c.target == table.c.target, newer.c.version > table.c.version),
+            or_(
+                table.c.target.like(f"{JOB_PREFIX}%"),
+                exists().where(newer.c.target == table.c.target, newer.c.version > table.c.version),
+            ),
         )
         .order_by(table.c.target, table.c.version)
         .limit(limit)
@@ -300,7 +340,11 @@ def _parse_rows(rows: Iterable[PauseRow]) -> dict[str, KnownPause]:
 def _select_newest(database: Database) -> dict[str, PauseRow]:
     """The newest row of each target in a database."""
     table = database.pause
-    newest = select(table.c.target, func.max(table.c.version).label("v")).group_by(table.c.target)
+    newest = (
+        select(table.c.target, func.max(table.c.version).label("v"))
+        .where(table.c.target.not_like(f"{JOB_PREFIX}%"))
+        .group_by(table.c.target)
+    )
     found = newest.subquery()
     columns = [table.c[column] for column in (*COLUMNS, "account")]
     query = select(*columns).join(

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from toc.limits.limits import Limits
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.claims import Claims
@@ -23,7 +24,7 @@ from toc.worker.progress_signal import ProgressSignal
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
     """The parts of a node. `name`: "host:pid". `reminders` is None if the node has no timer. `gate`: says
-    which types may be claimed now; the default one is open."""
+    which types may be claimed now; the default one is open. `limits`: of the types; None: there are none."""
 
     name: str
     settings: Settings
@@ -33,6 +34,7 @@ class ProcessContext:
     database_metadata: DatabaseMetadata
     reminders: Reminders | None
     gate: Gate = field(default_factory=Gate)
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)

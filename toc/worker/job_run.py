@@ -46,8 +46,8 @@ class JobRun:
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
     `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
-    restricted type was admitted. `batch`: the call of a batch handler that the run is in; None: it is in
-    none, or not yet.
+    restricted type was admitted. `has_pass`: it runs through a pause. `batch`: the call of a batch handler
+    that the run is in; None: it is in none, or not yet.
     """
 
     job: Job
@@ -66,6 +66,7 @@ class JobRun:
     previous_token: str = ""
     settled: threading.Event | None = None
     admission: Admission | None = None
+    has_pass: bool = False
     batch: HandlerBatch | None = field(default=None, repr=False, compare=False)
 
     @property
