@@ -107,6 +107,44 @@ def test_the_traceparent_of_a_request_is_kept(small: RemoteWorld) -> None:
         assert (refused.status_code, refused.json()["field"]) == (422, "trace")
 
 
+@pytest.mark.parametrize("way", ["single", "keyed", "bulk"])
+def test_the_first_job_that_a_server_writes_is_encrypted(tmp_path: Path, way: str) -> None:
+    codec = CodecSettings(key=SecretStr(new_key_line()))
+    settings = make_settings(tmp_path, codecs={"pii": codec})
+    declare_type(settings, "secret.first", codec="pii")
+    fields: dict[str, Any] = {
+        "biz_id": 1,
+        "biz_type": "secret.first",
+        "attribute": {"card": SECRET},
+    }
+    with serve(settings) as server:
+        token = make_token(settings)
+        server.backend.access.refresh_now()
+        with RemoteCenter(server.url, token=token, settings=settings) as center:
+            if way == "bulk":
+                (job_id,) = center.schedule_many([{**fields, "action_time": MINUTE}])  # type: ignore[typeddict-item]
+            else:
+                key = "k" if way == "keyed" else None
+                fields.pop("biz_id")
+                job_id = center.schedule(1, MINUTE, dedup_key=key, **fields)
+            assert job_id > 0
+    (row,) = attributes_in(tmp_path / "toc.db")
+    assert "4111" not in row
+    assert '"pii"' in row
+
+
+def attributes_in(path: Path) -> list[str]:
+    """The column of all rows of a database file."""
+    with sqlite3.connect(path) as connection:
+        rows = [
+            str(row[0])
+            for shard in range(4)
+            for row in connection.execute(f"SELECT attribute FROM toc_job_{shard:04d}")
+        ]
+    connection.close()
+    return rows
+
+
 @dataclass
 class Order:
     card: str
@@ -154,12 +192,6 @@ def test_encrypted_payloads_reach_a_remote_worker_and_no_reader_of_the_database(
             assert done.wait(100)
             worker.stop()
     assert seen == [("t", Order(SECRET)), ("t", repr(RuntimeError("no")))]
-    with sqlite3.connect(tmp_path / "toc.db") as connection:
-        rows = [
-            str(row[0])
-            for shard in range(4)
-            for row in connection.execute(f"SELECT attribute FROM toc_job_{shard:04d}")
-        ]
-    connection.close()
+    rows = attributes_in(tmp_path / "toc.db")
     assert len(rows) == 2
     assert all("4111" not in row and '"pii"' in row for row in rows)

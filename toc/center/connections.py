@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
 from toc.center.pause_verbs import PauseVerbs
-from toc.center.payload_checks import PayloadChecks
+from toc.center.payload_checks import PayloadChecks, check_plain_size
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import JobIdFactory, routing_bits_of
@@ -153,16 +153,19 @@ class Connections:
             )
             for job_id, job in zip(ids, wanted, strict=True)
         ]
-        codecs = {name: self.payload_checks.codec_of(name) for name in names}
-        if not any(codecs.values()):
+        codecs = self.payload_checks.codecs_of(database, names)
+        if not codecs:
             return jobs
         return [
-            new if (codec := codecs[job.biz_type]) is None else self._seal_payload(new, job, codec)
+            new
+            if (codec := codecs.get(job.biz_type)) is None
+            else self._seal_payload(new, job, codec)
             for new, job in zip(jobs, wanted, strict=True)
         ]
 
     def _seal_payload(self, new: NewJob, job: CheckedJob, codec: str) -> NewJob:
-        """The job with an encrypted payload. Raises SettingsError without the codec's keys."""
+        """The job with an encrypted payload. Raises SettingsError without the codec's keys, InvalidInput."""
+        check_plain_size(job.attribute)
         seal_for = self.databases.payload_codecs.make_seal(codec, job.attribute)
         business = job.business
 

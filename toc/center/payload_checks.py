@@ -46,6 +46,17 @@ class PayloadChecks:
         spec = self._handlers.own_spec(biz_type)
         return None if spec is None else spec.codec
 
+    def codecs_of(self, database: Database, names: Iterable[str]) -> dict[str, str]:
+        """The codecs of those of the types that have one, when their jobs are about to be written.
+
+        Reads the declarations if they are old: callers that have checked the jobs themselves, as `toc web`,
+        have not read them here, and no payload may be written plain because of that.
+        """
+        if self._is_old():
+            self._refresh([database])
+        found = ((name, self.codec_of(name)) for name in names)
+        return {name: codec for name, codec in found if codec is not None}
+
     def may_block(self, biz_type: str) -> bool:
         """Whether `check_job` asks a database, or checks a payload: an event loop must not wait for it."""
         return self._is_old() or self._needs_check(biz_type)
@@ -80,10 +91,7 @@ class PayloadChecks:
         codec = self.codec_of(job.biz_type)
         if codec is not None:
             self._codecs.check_usable(codec)
-            size = len((job.attribute or "").encode())
-            if size > PLAIN_BYTES_MAX:
-                rule = f"must be at most {PLAIN_BYTES_MAX} bytes as JSON to be encrypted, is {size}"
-                raise InvalidInput(field, "…", rule)
+            check_plain_size(job.attribute, field)
 
     def _needs_check(self, biz_type: str) -> bool:
         declared, spec = self._declared.get(biz_type), self._handlers.own_spec(biz_type)
@@ -110,3 +118,11 @@ class PayloadChecks:
             self._read_s = now_s
             return
         self._read_s = last_s  # the next call reads again
+
+
+def check_plain_size(attribute: str | None, field: str = "attribute") -> None:
+    """Raises InvalidInput for a payload whose encrypted form does not fit the column."""
+    size = len((attribute or "").encode())
+    if size > PLAIN_BYTES_MAX:
+        rule = f"must be at most {PLAIN_BYTES_MAX} bytes as JSON to be encrypted, is {size}"
+        raise InvalidInput(field, "…", rule)
