@@ -40,7 +40,7 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
         name = connection.scalar(select(types.name).where(types.type_no == row[2]))
         if name is None:
             name = f"number {row[2]}, which has no name"
-        job = job_from_row(row, name, row.result)
+        job = job_from_row(row, name, database.payload_codecs, row.result)
         found: Any = connection.execute(letter_of).first()
         letter = None if found is None else dead_job_from_row(found, job.biz_type)
         return JobDetails(job, row[2], row[-2], row[-1], letter)
