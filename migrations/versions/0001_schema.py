@@ -233,6 +233,17 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_arrival": """
+CREATE TABLE IF NOT EXISTS toc_arrival (
+    job_id       BIGINT UNSIGNED NOT NULL,
+    arrival_no   INT             NOT NULL,
+    wanted       INT             NOT NULL,
+    arrival_id   VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    arrival_time DATETIME(3)     NOT NULL,
+    PRIMARY KEY (job_id, arrival_no),
+    UNIQUE KEY uq_arrival (job_id, arrival_id)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -362,12 +373,25 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     removed             SMALLINT      NOT NULL DEFAULT 0
 )
 """,
+    "toc_arrival": """
+CREATE TABLE IF NOT EXISTS toc_arrival (
+    job_id       BIGINT      NOT NULL,
+    arrival_no   INTEGER     NOT NULL,
+    wanted       INTEGER     NOT NULL,
+    arrival_id   VARCHAR(64),
+    arrival_time VARCHAR(23) NOT NULL,
+    PRIMARY KEY (job_id, arrival_no)
+)
+""",
 }
 
 INDEXES_SQLITE = {
     "toc_dead_job": ["CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)"],
     "toc_event": ["CREATE INDEX IF NOT EXISTS ix_job ON toc_event (job_id, event_id)"],
     "toc_audit": ["CREATE INDEX IF NOT EXISTS ix_token ON toc_audit (token_id, audit_id)"],
+    "toc_arrival": [
+        "CREATE UNIQUE INDEX IF NOT EXISTS uq_arrival ON toc_arrival (job_id, arrival_id)"
+    ],
 }
 
 STATUS_NAME = (

@@ -66,6 +66,7 @@ class Place:
             "toc_token",
             "toc_audit",
             "toc_webhook",
+            "toc_arrival",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

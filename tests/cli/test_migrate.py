@@ -58,7 +58,7 @@ def test_its_bars_count_the_steps_of_every_revision(toc: Toc) -> None:
     result = toc("migrate")
     for database in (0, 1):
         assert f"database {database} " in result.err
-    # 11 tables, 4 views and 2 columns
+    # 12 tables, 4 views and 2 columns
     assert result.err.count(" 18/18 ") == 2
     toc("migrate", "--down-to", "0001", "--yes")
     assert toc("migrate").err.count(" 2/2 ") == 2

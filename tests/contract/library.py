@@ -89,6 +89,7 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_declared_type")
                 connection.exec_driver_sql("DELETE FROM toc_pause")
                 connection.exec_driver_sql("DELETE FROM toc_webhook")
+                connection.exec_driver_sql("DELETE FROM toc_arrival")
         self.close()
         self.clock = TestClock()
         self.connect()

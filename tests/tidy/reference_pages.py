@@ -12,7 +12,7 @@ from sqlalchemy import Column, MetaData, Table, UniqueConstraint
 from sqlalchemy.dialects import mysql
 
 import toc
-from toc import testing
+from toc import sinks, testing
 from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -51,6 +51,7 @@ def python_markdown() -> str:
         + _section("Classes and settings", toc, values)
         + _section("Errors", toc, ["TocError", *(name for name in errors if name != "TocError")])
         + _section("toc.testing: for your tests", testing, IN_TESTS)
+        + _section("toc.sinks: for sinks of your own", sinks, sinks.__all__)
     )
 
 
@@ -183,6 +184,10 @@ MEANING = {
     "rows_changed": "how many jobs the call changed; NULL: it cannot change any",
     "outcome": "the word that was answered, or the code of the error",
     "request_id": "the X-Request-ID of the call",
+    "arrival_no": "0: the countdown itself; the arrivals count from 1",
+    "wanted": "how many arrivals the countdown waits for, the same in all its rows",
+    "arrival_id": "the id that the caller gave; NULL: the countdown itself",
+    "arrival_time": "when the arrival was counted, or the countdown started",
     "day": "UTC day of the purge",
     "jobs": "how many jobs were deleted",
     "first_id": "the smallest job_id among them",
@@ -213,6 +218,7 @@ PURPOSE = {
     "toc_pause": "the pauses: a row for each change; the newest version of a target holds",
     "toc_token": "who may use HTTP; each database has a copy",
     "toc_audit": "calls over HTTP and changes of tokens; any database may have an entry",
+    "toc_arrival": "countdowns, and the arrivals that they have counted",
     "toc_jobs": "all shards of the database as one table",
     "toc_dead_jobs": "`toc_dead_job` with names",
     "toc_events": "`toc_event` with names",
@@ -254,6 +260,7 @@ def tables_markdown() -> str:
         schema.pause_table(metadata),
         schema.token_table(metadata),
         schema.audit_table(metadata),
+        schema.arrival_table(metadata),
     )
     return (
         MADE.format("toc/store/schema.py or tests/tidy/reference_pages.py")

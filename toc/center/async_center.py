@@ -8,11 +8,16 @@ import functools
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from toc.center.center import JobOptions, TimeoutCenter
-from toc.center.job_spec import When
+from toc.center.connections import Connections
+from toc.center.job_spec import CheckedJob, When
+from toc.center.job_wait import check_timeout, wait_for_end_async
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
+from toc.domain.ids import check_job_id
+from toc.domain.job import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,22 +68,19 @@ class AsyncTimeoutCenter:
         if job.dedup_key is not None:
             schedule = functools.partial(self.center.schedule, biz_id, action_time, **options)
             return await self._run_in_thread(schedule)
-        state = self.center._state  # noqa: SLF001
-        if state is None:  # connecting blocks
-            state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
+        state = await self._connect()
         checks, database = state.payload_checks, state.database_of_business(job.business)
         if checks.may_block(job.biz_type):
             await self._run_in_thread(functools.partial(checks.check_job, database, job))
-        loop = asyncio.get_running_loop()
-        waiting = WaitingJob(job, loop.create_future(), loop)
-        self._batches_of_database(database.index).enqueue(waiting)
-        return await waiting.answer
+        return await self._write_with_others(database.index, job)
 
     schedule_many = _in_thread(TimeoutCenter.schedule_many)
     cancel = _in_thread(TimeoutCenter.cancel)
     schedule_each = _in_thread(TimeoutCenter.schedule_each)
     reschedule = _in_thread(TimeoutCenter.reschedule)
     run_now = _in_thread(TimeoutCenter.run_now)
+    arrive = _in_thread(TimeoutCenter.arrive)
+    countdown = _in_thread(TimeoutCenter.countdown)
     redrive = _in_thread(TimeoutCenter.redrive)
     pause = _in_thread(TimeoutCenter.pause)
     resume = _in_thread(TimeoutCenter.resume)
@@ -86,6 +88,13 @@ class AsyncTimeoutCenter:
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)
     dead = _in_thread(TimeoutCenter.dead)
+
+    async def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended, as `TimeoutCenter.wait`. Takes a thread only while it reads a row."""
+        limits = self.center.settings.limits
+        check_job_id(job_id)
+        seconds = check_timeout(timeout, limits)
+        return await wait_for_end_async(job_id, seconds, lambda: self.get(job_id), limits.waiters)
 
     async def close(self) -> None:
         """Waits for the calls that are under way, then disconnects. The next call connects again."""
@@ -108,6 +117,23 @@ class AsyncTimeoutCenter:
         await self.close()
 
     # ---- inside
+
+    async def _connect(self) -> Connections:
+        state = self.center._state  # noqa: SLF001 - both are the client
+        if state is None:  # connecting blocks
+            state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
+        return state
+
+    async def _write_checked_job(self, job: CheckedJob) -> int:
+        """As `schedule`, with a job without a dedup_key that is checked already."""
+        state = await self._connect()
+        return await self._write_with_others(state.database_of_business(job.business).index, job)
+
+    async def _write_with_others(self, database: int, job: CheckedJob) -> int:
+        loop = asyncio.get_running_loop()
+        waiting = WaitingJob(job, loop.create_future(), loop)
+        self._batches_of_database(database).enqueue(waiting)
+        return await waiting.answer
 
     async def _run_in_thread(self, call: Callable[[], T]) -> T:
         self._forget_threads_of_parent()

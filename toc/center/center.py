@@ -7,7 +7,9 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
@@ -19,9 +21,12 @@ from toc.center.after_commit import (
 )
 from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
+from toc.center.countdown_spec import check_countdown
+from toc.center.countdowns import arrive_at, countdown_target, start_countdown
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
+from toc.center.job_wait import check_timeout, wait_for_end
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -30,6 +35,7 @@ from toc.domain.argument_checks import (
     check_reason,
 )
 from toc.domain.biz_ids import check_business_id
+from toc.domain.countdown import ArrivalAnswer, check_arrival_id, is_countdown_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
 from toc.domain.pauses import PauseInfo, target_of
@@ -40,11 +46,12 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import F, Registry, registry
+from toc.handlers.registry import B, F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
+from toc.store.countdowns import read_countdown
 from toc.store.external_transaction import complete_in_transaction
 from toc.store.jobs import ON_DUPLICATE, OnDuplicate
 from toc.timer.reminder import Reminder
@@ -71,6 +78,20 @@ class ScheduleOptions(JobOptions, total=False):
 
     session: AnySession | None
     connection: Connection | None
+
+
+CountdownDuplicate = Literal["keep", "once", "error"]
+
+
+class CountdownOptions(TypedDict, total=False):
+    """The options of `TimeoutCenter.countdown`."""
+
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str
+    on_duplicate: CountdownDuplicate
+    tenant: str | None
+    actor: str | None
 
 
 class TimeoutCenter:
@@ -266,21 +287,9 @@ class TimeoutCenter:
         """
         if actor is not None:
             check_actor(actor)
-        wanted = self._check_jobs(jobs, biz_type, on_duplicate)
-        state = self._open_connections()
-        by_database: dict[int, list[int]] = defaultdict(list)
-        for position, job in enumerate(wanted):
-            by_database[state.database_of_business(job.business).index].append(position)
-        writer = EachSchedule(
-            lambda part: self._prepare_bulk(part, on_duplicate, actor),
-            lambda job: state.shard_of_business(job.business),
+        return self._write_checked_jobs(
+            self._check_jobs(jobs, biz_type, on_duplicate), on_duplicate, actor
         )
-        results: dict[int, Scheduled | Exception] = {}
-        for positions in by_database.values():
-            written = writer.write_jobs([wanted[position] for position in positions])
-            for position, each in zip(positions, written, strict=True):
-                results[position] = each if isinstance(each, Exception) else each.as_scheduled
-        return [results[position] for position in range(len(wanted))]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
@@ -445,11 +454,112 @@ class TimeoutCenter:
         """The pauses that are not over, those whose ramp goes on too. Raises StoreUnavailable."""
         return self._open_connections().pauses.list_pauses()
 
+    # ---- countdowns
+
+    @overload
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: Literal[False] = False,
+        **options: Unpack[CountdownOptions],
+    ) -> int: ...
+
+    @overload
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: Literal[True],
+        **options: Unpack[CountdownOptions],
+    ) -> Scheduled: ...
+
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        on_duplicate: CountdownDuplicate = "keep",
+        tenant: str | None = None,
+        actor: str | None = None,
+        details: bool = False,
+    ) -> int | Scheduled:
+        """Makes sure that the handler acts when `count` arrivals have come, at the latest at `deadline`.
+
+        Returns the job_id. Each `arrive` with another arrival_id counts; the last one makes the job due now.
+        `job.countdown` tells the handler which of both it was, and who has arrived.
+
+        count: from 1 to `limits.countdown` (1000). deadline: as `action_time` of `schedule`. dedup_key: there
+        is one live countdown per (tenant, biz_id, biz_type, key); up to 56 characters. on_duplicate: "keep"
+        returns the live countdown as it is, whatever its count; "once" also one that has ended; "error"
+        raises. Other arguments, `details` and errors are as in `schedule`.
+        """
+        fields = {
+            "biz_id": biz_id, "biz_type": biz_type, "attribute": attribute, "dedup_key": dedup_key,
+            "on_duplicate": on_duplicate, "tenant": tenant,
+        }  # fmt: skip
+        job = check_countdown(self._clock.wall_ms(), self.settings.limits, deadline, count, fields)
+        _check_words(None, actor)
+        done = start_countdown(self._open_connections(), job, count, on_duplicate, actor)
+        return done.as_scheduled if details else done.job_id
+
+    def arrive(
+        self,
+        arrival_id: str,
+        *,
+        job_id: int | None = None,
+        biz_id: int | str | None = None,
+        biz_type: str = "default",
+        dedup_key: str = "",
+        tenant: str | None = None,
+        actor: str | None = None,
+    ) -> ArrivalAnswer:
+        """Counts an arrival of a countdown: that with this job_id, or with this biz_id, type and key.
+
+        arrival_id: 1 to 64 printable ASCII characters without spaces; the same one counts once. The answer is
+        true if the arrival counts: "arrived"; "completed", it was the last one, and the job is due now;
+        "repeated". Otherwise the countdown has fired, has all its arrivals, or has ended, and the answer is
+        the job's status; or "unknown": `countdown` was not called before. `actor` (default: the client's):
+        for the event of the last arrival.
+        """
+        _check_words(None, actor)
+        check_arrival_id(arrival_id)
+        target = countdown_target(job_id, biz_id, biz_type, dedup_key, tenant)
+        return arrive_at(self._open_connections(), target, arrival_id, actor)
+
     # ---- look
 
     def get(self, job_id: int) -> Job | None:
         """The job as the database has it now; None when there is no such job."""
-        return self._open_connections().jobs.get(check_job_id(job_id))
+        state = self._open_connections()
+        job = state.jobs.get(check_job_id(job_id))
+        if job is not None and is_countdown_key(job.dedup_key):
+            return replace(job, _countdown=read_countdown(state.databases, job))
+        return job
+
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended; returns it, with its `result`. None: there is no such job.
+
+        `timeout`: seconds, or a timedelta, up to `limits.wait_s` (default 60 s). When it is over, the job is
+        returned as it is: `job.status.live` is True then, and `job.last_progress` may say how far it is. The
+        row is read again after pauses that grow to 1 s, and at once when a worker of this process has settled
+        the job. Do not wait in a handler: it keeps a thread of the worker.
+
+        Raises InvalidInput, Overloaded (`limits.waiters` calls wait in this process), StoreUnavailable.
+        """
+        limits = self.settings.limits
+        check_job_id(job_id)
+        return wait_for_end(
+            job_id, check_timeout(timeout, limits), lambda: self.get(job_id), limits.waiters
+        )
 
     def find(
         self,
@@ -480,7 +590,12 @@ class TimeoutCenter:
             if type_no is None:
                 return []
         shard = state.shard_of_business(business)
-        return state.jobs.find(shard, business, type_no, limit, dedup_key, before)
+        found = state.jobs.find(shard, business, type_no, limit, dedup_key, before)
+        read = partial(read_countdown, state.databases)  # at the first use: there may be many
+        return [
+            replace(job, _countdown=read) if is_countdown_key(job.dedup_key) else job
+            for job in found
+        ]
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -510,6 +625,7 @@ class TimeoutCenter:
         state = self._open_connections()
         return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -517,10 +633,36 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        batch: None = None,
+        batch_wait: None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers a handler; see `Registry.handler`."""
+        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait}
         return self._handlers.handler(
-            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
+            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, **options
         )
 
     # ---- life
@@ -608,6 +750,25 @@ class TimeoutCenter:
     ) -> BulkSchedule:
         state = self._open_connections()
         return BulkSchedule(state, wanted, on_duplicate, self._second_writer, actor)
+
+    def _write_checked_jobs(
+        self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate, actor: str | None = None
+    ) -> list[Scheduled | Exception]:
+        """As `schedule_each`, with jobs whose arguments and payloads are checked already."""
+        state = self._open_connections()
+        by_database: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(wanted):
+            by_database[state.database_of_business(job.business).index].append(position)
+        writer = EachSchedule(
+            lambda part: self._prepare_bulk(part, on_duplicate, actor),
+            lambda job: state.shard_of_business(job.business),
+        )
+        results: dict[int, Scheduled | Exception] = {}
+        for positions in by_database.values():
+            written = writer.write_jobs([wanted[position] for position in positions])
+            for position, each in zip(positions, written, strict=True):
+                results[position] = each if isinstance(each, Exception) else each.as_scheduled
+        return [results[position] for position in range(len(wanted))]
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:

@@ -105,6 +105,8 @@ class LeaseServer:
         self._sources.start(self._stages)
         self._watch.start()
         self._process.gate.add_listener(self._sources.wake_awaited)
+        if self._process.limits is not None:
+            self._process.limits.add_listener(self._sources.wake_awaited)
 
     def stop(self) -> bool:
         """Answers all waiting consumers, takes no more jobs; leases stay valid. True: all has ended."""
@@ -170,9 +172,12 @@ class LeaseServer:
 
         Returns at once; the jobs are given back in the background. Any thread.
         """
+        limits = self._process.limits
         by_claim: dict[tuple[int, str, str], list[LeasedJob]] = defaultdict(list)
         for job in jobs:
             by_claim[self._database_of(job.job_id), job.biz_type, job.token].append(job)
+            if limits is not None:
+                limits.job_ended(job.job_id, job.token)
         for (database, biz_type, token), some in by_claim.items():
             self._context.give_back(
                 self._process.databases[database], self._context.topic_of(biz_type), token,

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from toc.domain.countdown import is_countdown_key
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
 from toc.domain.times import datetime_of
@@ -19,6 +20,7 @@ from toc.errors import SchemaMismatch, is_away
 from toc.leases.demand import Reoffer
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext
+from toc.leases.lease_limits import LeaseStarts
 from toc.leases.waiter import LeasedJob, Waiter
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch, PermitSource
@@ -46,6 +48,7 @@ class _Share:
     token: str
     lease_ms: int
     jobs: Sequence[Job]
+    reserved: int  # places of the consumer that are kept for this share
     got: list[LeasedJob] = field(default_factory=list)
 
 
@@ -164,6 +167,7 @@ class _LeaseBatch:
         self._rows: Mapping[int, ClaimedRow] = {}
         self.leased = 0
         self.claimed_ids: set[int] = set()
+        self._starts = LeaseStarts(context)
         self.has_distributed = False
 
     # ---- read and distribute
@@ -261,7 +265,7 @@ class _LeaseBatch:
         for waiter, given in result.taken:
             lease_ms = waiter.lease_ms[biz_type]
             token = context.new_lease_token()
-            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given))
+            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given, len(given)))
         reoffer = self._reoffers.get(biz_type if topic else SCANNED)
         delay_ms = 0
         if reoffer is not None:
@@ -288,6 +292,7 @@ class _LeaseBatch:
     def claim_rows(self) -> None:
         """Claims the distributed rows and delivers them. Raises StoreUnavailable, the jobs given back."""
         try:
+            self._ask_limits()
             self._claim_pending_rows()
             self._take_over_expired_leases()
         except Exception:
@@ -296,6 +301,17 @@ class _LeaseBatch:
         finally:
             for share in self._shares:
                 self._deliver_share(share)
+
+    def _ask_limits(self) -> None:
+        """Leaves out the rows that the limits of their types refuse now."""
+        acks: list[Ack] = []
+        topic, now_ms = self._batch.topic, self._now_ms()
+        for share in self._shares:
+            share.jobs, refused = self._starts.admit_jobs(
+                share.biz_type, share.jobs, share.token, share.lease_ms, topic, now_ms
+            )
+            acks += refused
+        self._send_acks(acks)
 
     def _claim_pending_rows(self) -> None:
         wanted = []
@@ -358,8 +374,12 @@ class _LeaseBatch:
     def _deliver_share(self, share: _Share) -> None:
         """Delivers a share; gives back what the consumer does not take any more."""
         self.claimed_ids.update(leased.job_id for leased in share.got)
-        left = self._context.room.deliver_jobs(share.waiter, len(share.jobs), share.got)
+        left = self._context.room.deliver_jobs(share.waiter, share.reserved, share.got)
         self._give_back(share, [job.job_id for job in left])
+        gone = {job.job_id for job in left}
+        self._starts.return_unused(
+            share.token, {each.job_id for each in share.got if each.job_id not in gone}
+        )
         given = len(share.got) - len(left)
         self.leased += given
         if given:
@@ -390,6 +410,7 @@ class _LeaseBatch:
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
             job.biz_type, job.tenant, job.attribute, job.action_time,
+            is_countdown_key(job.dedup_key),
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from toc.errors import TimerUnavailable
 from toc.leases.lease_server import LeaseServer
 from toc.node.biz_type_refresher import BizTypeRefresher
+from toc.node.limit_follower import LimitFollower
 from toc.node.pass_runner import PassRunner
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, ClockComparison, Probe
@@ -69,6 +70,15 @@ class LeaseNode:
         self.probes = database_probes if redis is None else [*database_probes, redis]
         self._clocks = ClockComparison(redis, database_probes, skew_s_max=settings.timer.skew_s_max)
         self.pauses = PauseFollower(settings, self._clock, self.databases)
+        self.limits = LimitFollower(
+            settings,
+            self._clock,
+            self._database_metadata.declared,
+            self.reminders,
+            self.pauses.gate,
+        )
+        # The other processes that lease jobs are not known here.
+        self.limits.limits.set_nodes(None, settings.leases.replicas)
         types = self._database_metadata.types
         self._type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.server = LeaseServer(
@@ -81,6 +91,7 @@ class LeaseNode:
                 self._database_metadata,
                 self.reminders,
                 self.pauses.gate,
+                self.limits.limits,
             ),
             self.catalogue,
             lambda: not self._clocks.skew_is_too_large,
@@ -115,7 +126,8 @@ class LeaseNode:
             probe.first_ask_done.wait(PATIENCE_S)
         self.catalogue.start()
         self.pauses.read_now()
-        for reader in (*self._type_readers, *self.pauses.services):
+        self.limits.start()
+        for reader in (*self._type_readers, *self.pauses.services, *self.limits.services):
             reader.start()
         self.server.start()
         for runner in self._passes:
@@ -126,7 +138,9 @@ class LeaseNode:
         clean = stop_services(self._passes, STOP_S)
         clean &= self.server.stop()
         clean &= self.catalogue.stop()
-        clean &= stop_services([*self._type_readers, *self.pauses.services, *self.probes], STOP_S)
+        readers = [*self._type_readers, *self.pauses.services, *self.limits.services]
+        clean &= stop_services([*readers, *self.probes], STOP_S)
+        clean &= self.limits.stop(STOP_S)
         if self.reminders is not None:
             self.reminders.close()
         self.databases.close()

@@ -15,6 +15,7 @@ from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.node_assignment import add_group_to_name, compute_assignment, group_of_member
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.alarms import make_alarm_services
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
 from toc.node.health import (
@@ -27,10 +28,11 @@ from toc.node.health import (
 )
 from toc.node.hold_sources import hold_slot_amounts
 from toc.node.http_server import HttpServer
+from toc.node.limit_follower import LimitFollower
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
-from toc.node.sinks import WEBHOOK, WebhookSink
+from toc.node.sinks import WEBHOOK, BrokerSinks, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
@@ -52,6 +54,7 @@ from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
+from toc.webhooks.gate import HandlerShares
 from toc.worker.context import ProcessContext
 from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
@@ -71,8 +74,10 @@ class Node:
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
     it gives back the jobs that have not started. `sinks`: handlers of further
-    kinds of sinks, beside "webhook".
+    kinds of sinks, beside "webhook" and those of the settings.
     """
+
+    limits: LimitFollower | None = None
 
     def __init__(
         self,
@@ -91,8 +96,14 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
-        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
-        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
+        shares = HandlerShares.of_worker(settings.worker)  # of webhooks and brokers together
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name, shares)
+        self._brokers = BrokerSinks(settings, self._clock, shares)
+        self._sinks: SinkHandlers = {
+            WEBHOOK: self._webhooks.make_handler,
+            **self._brokers.makers,
+            **(sinks or {}),
+        }
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -142,15 +153,7 @@ class Node:
         check_databases(
             self.databases, database_metadata, settings.facts, self._table_check.check_tables
         )
-        # Before the worker claims: jobs of pull types are none of its handlers' business.
-        self.catalogue = TypeCatalogue(
-            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
-        )
-        follow_pull_types(database_metadata.declared, settings.pull_types)
-        self.catalogue.read_now()
-        self.pauses = PauseFollower(settings, self._clock, self.databases)
-        self.pauses.read_now()
-        log_differences(settings, self.catalogue.all())
+        catalogue, pauses, limits = self._read_catalogue(database_metadata)
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -173,18 +176,26 @@ class Node:
             self.databases,
             database_metadata,
             self.reminders,
-            self.pauses.gate,
+            pauses.gate,
+            limits.limits,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
-        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
+        worker.pool.async_handlers.closers += [
+            self._webhooks.close_connections,
+            self._brokers.close_connections,
+        ]
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
-        readers = [*self.type_readers, *self.catalogue.services, *self.pauses.services]
+        readers = [*self.type_readers, *catalogue.services, *pauses.services]
+        readers += limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
+        services += make_alarm_services(
+            settings, self.databases, types, self._clock, worker.process_identity
+        )
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()
@@ -195,13 +206,34 @@ class Node:
         for service in services:
             service.start()
         self._join_cluster()
-        self.catalogue.add_listener(self._on_catalogue_change)
-        self.pauses.gate.add_listener(self._on_gate_change)
+        catalogue.add_listener(self._on_catalogue_change)
+        pauses.gate.add_listener(self._on_gate_change)
+        limits.limits.add_listener(self._on_place_free)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
         if self.http is not None:
             self.http.start()
+
+    def _read_catalogue(
+        self, database_metadata: DatabaseMetadata
+    ) -> tuple[TypeCatalogue, PauseFollower, LimitFollower]:
+        """Reads what people have declared about types: modes, pauses and limits."""
+        # Before the worker claims: jobs of pull types are none of its handlers' business.
+        settings = self.settings
+        self.catalogue = TypeCatalogue(
+            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
+        )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
+        self.catalogue.read_now()
+        self.pauses = PauseFollower(settings, self._clock, self.databases)
+        self.pauses.read_now()
+        self.limits = LimitFollower(
+            settings, self._clock, database_metadata.declared, self.reminders, self.pauses.gate
+        )
+        self.limits.start()
+        log_differences(settings, self.catalogue.all())
+        return self.catalogue, self.pauses, self.limits
 
     def stop(self) -> bool:
         """Stops all parts; True if all of them ended in time."""
@@ -218,6 +250,8 @@ class Node:
             clean &= self.nightly.stop()
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        if self.limits is not None:
+            clean &= self.limits.stop(SOURCES_STOP_S)
         clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()
@@ -291,6 +325,11 @@ class Node:
         if self.work_sources is not None:
             self.work_sources.wake_fetchers()
 
+    def _on_place_free(self) -> None:
+        """A job has ended that held the concurrency of its type: the next one may start."""
+        if self.work_sources is not None and self.work_sources.hold_sources is not None:
+            self.work_sources.hold_sources.wake()
+
     def _join_cluster(self) -> None:
         if self.settings.has_cluster:
             self.membership = Membership(
@@ -333,6 +372,10 @@ class Node:
             group = group_of_member(self._member_name)
             peers = sum(group_of_member(member) == group for member in view.members)
             self.pauses.gate.share = 1 / max(1, peers)
+            if self.limits is not None:
+                before = (m for m in view.members if m < self._member_name)
+                index = sum(group_of_member(member) == group for member in before)
+                self.limits.limits.set_nodes(index, max(1, peers))
         assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.

@@ -65,11 +65,12 @@ _CLIENT: dict[str, Rights] = {
     "toc_biz_type": ("INSERT",),
     "toc_dead_job": ("DELETE",),
     "toc_event": (_EVENTS,),
+    "toc_arrival": ("INSERT",),
 }
 
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    "toc_pause", "toc_token", "toc_audit", VERSION_TABLE,
+    "toc_pause", "toc_token", "toc_audit", "toc_arrival", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {
@@ -145,6 +146,7 @@ ROLES: dict[str, Role] = {
             JOBS: ("DELETE",),
             "toc_dead_job": ("DELETE",),
             "toc_event": ("DELETE",),
+            "toc_arrival": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
             "toc_declared_type": ("DELETE",),
             "toc_pause": ("DELETE",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -29,6 +29,7 @@ from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import JobRun, RunMaker
+from toc.worker.limited_batch import BatchStarts
 from toc.worker.row_corrections import GiveBackJobs, RowCorrection
 from toc.worker.take_over import SuspectJob
 
@@ -135,6 +136,7 @@ class BatchClaim:
         self.permits_left = batch.permits
         # Of the ids that have not become runs.
         self._admissions = dict(batch.admissions)
+        self._starts: BatchStarts | None = None
 
     def claim_batch(self) -> int:
         """Claims the batch; returns how many jobs will run. Raises StoreUnavailable, the ids given back."""
@@ -145,6 +147,46 @@ class BatchClaim:
             return 0
         self._handlers.refresh_handlers()
         self._token, self._asked = self._context.new_claim_token(), self._context.read_clocks()
+        limited = self._limited_ids(batch)
+        if not limited:
+            return self._claim_admitted(batch)
+        limits = self._context.process.limits
+        assert limits is not None  # noqa: S101 - the ids have limits
+        self._starts = BatchStarts(self._context, limits, self._database, self._token)
+        try:
+            batch = self._without_refused_ids(batch, limited)
+            return self._claim_admitted(batch) if batch.ids else 0
+        finally:
+            self._starts.return_unused()
+
+    def _limited_ids(self, batch: JobBatch) -> Collection[int]:
+        """The ids of the batch whose types have limits; a scanner's types are known by their admissions."""
+        limits = self._context.process.limits
+        if limits is None or not limits.limited_types:
+            return ()
+        if not batch.popped:
+            return frozenset(batch.job_ids) if batch.has_pass else batch.admissions.keys()
+        is_limited = batch.topic.removeprefix(HOLD_TOPIC_PREFIX) in limits.limited_types
+        return frozenset(batch.job_ids) if self._is_own_topic and is_limited else ()
+
+    def _without_refused_ids(self, batch: JobBatch, limited: Collection[int]) -> JobBatch:
+        """The batch with the ids that their limits admit; the other ids go on or back to the timer.
+
+        Raises StoreUnavailable, the ids given back.
+        """
+        assert self._starts is not None  # noqa: S101 - see the caller
+        try:
+            split = self._starts.split_batch(batch, limited)
+        except Exception:
+            self._give_back_unanswered_batch(batch)
+            raise
+        if split.others:
+            self._route_by_claim_result(replace(batch, ids=split.others), split.rows)
+        if batch.popped:
+            self._outlets.acks.send_acks(split.refused)
+        return replace(batch, ids=split.admitted)
+
+    def _claim_admitted(self, batch: JobBatch) -> int:
         try:
             seen = self._claim_in_database(batch)
         except Exception as error:
@@ -304,6 +346,8 @@ class BatchClaim:
 
     def _send_runs_to_pool(self, runs: Sequence[JobRun]) -> None:
         jobs = len(runs)
+        if self._starts is not None:
+            self._starts.note_runs(runs)
         self._context.permits.add_jobs_in_flight(self._database.index, jobs, permits=jobs)
         self.permits_left -= jobs
         if not self._batch.popped:

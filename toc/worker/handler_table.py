@@ -16,7 +16,13 @@ from typing import Any
 
 from toc.domain.declared_type import DeclaredType
 from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailable
-from toc.handlers.registry import Handler, HandlerSpec, Registry, is_async_handler
+from toc.handlers.registry import (
+    BatchHandler,
+    Handler,
+    HandlerSpec,
+    Registry,
+    is_async_handler,
+)
 from toc.runtime import metrics
 from toc.runtime.log_throttle import LogThrottle
 from toc.store.biz_types import BizTypeCache, describe_type_conflict
@@ -28,8 +34,13 @@ from toc.worker.gate import Gate
 
 log = logging.getLogger(__name__)
 
-SinkHandlers = Mapping[str, Callable[[str], Handler]]
-"""Makes the handler of a sink: kind -> maker(name). For the sink "webhook:shop": maker("shop")."""
+SinkHandlers = Mapping[str, Callable[[str], Handler | BatchHandler | None]]
+"""Makes the handler of a sink: kind -> maker(target). For the sink "webhook:shop": maker("shop"). None: this
+process cannot send there, and leaves the jobs to others.
+
+A handler with an attribute `batch` above 0 (and `batch_wait`, in seconds) gets lists of jobs, as with
+`@toc.handler(batch=, batch_wait=)`.
+"""
 
 
 def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpec:
@@ -118,15 +129,19 @@ class HandlerTable:
     def _make_sink_spec(self, declared: DeclaredType) -> HandlerSpec | None:
         kind, _, target = (declared.sink or "").partition(":")
         make = self._sinks.get(kind)
-        if make is None:
+        handler = None if make is None else make(target)
+        if handler is None:
             self._log_once(
                 declared.name, kind,
                 "biz_type %r is declared for the sink %r, which this process does not have: its jobs wait",
                 declared.name, declared.sink,
             )  # fmt: skip
             return None
-        handler = make(target)
-        return HandlerSpec(declared.name, handler, is_async=is_async_handler(handler))
+        # A sink whose handler gets lists of jobs says so by these attributes.
+        return HandlerSpec(
+            declared.name, handler, is_async=is_async_handler(handler),
+            batch=getattr(handler, "batch", 0), batch_wait_s=getattr(handler, "batch_wait", 0.0),
+        )  # fmt: skip
 
     def _log_refused_handler(self, declared: DeclaredType) -> None:
         self._log_once(

@@ -6,8 +6,8 @@ import inspect
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
@@ -16,10 +16,12 @@ from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
 from toc.runtime.admission import Admission
 from toc.store.claims import ClaimedRow, Outcome
+from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
     from toc.worker.context import WorkerContext
+    from toc.worker.handler_batch import HandlerBatch
 
 
 class CancelledByShutdown:
@@ -36,7 +38,8 @@ class JobRun:
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
     `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
-    restricted type was admitted. `has_pass`: it runs through a pause.
+    restricted type was admitted. `has_pass`: it runs through a pause. `batch`: the call of a batch handler
+    that the run is in; None: it is in none, or not yet.
     """
 
     job: Job
@@ -56,6 +59,17 @@ class JobRun:
     settled: threading.Event | None = None
     admission: Admission | None = None
     has_pass: bool = False
+    batch: HandlerBatch | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def runs(self) -> tuple[JobRun, ...]:
+        """The runs of this call of the handler: this one."""
+        return (self,)
+
+    def call_handler(self) -> Any:
+        """Calls the handler; returns what it returns: a coroutine, if it is an `async` one."""
+        function: Any = self.spec.function
+        return function(self.job)
 
     def database_now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
@@ -72,6 +86,8 @@ class JobRun:
     @property
     def timeout_s(self) -> float:
         """How long the handler may run: its type's timeout and what the handler has added to it."""
+        if self.batch is not None:
+            return self.batch.timeout_s
         return self.spec.timeout_s + self.control.extended_s
 
     def lease_left_s(self, now_s: float, wall_ms: int) -> float:
@@ -123,9 +139,11 @@ class RunMaker:
         self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
         self._lease_end_s = found_s + settings.worker.lease_s  # guard: lease-from-the-question
         self._extend_s_max = settings.worker.extend_s_max
+        self._on_progress = context.progress_signal.set
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
         self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
+        self._read_countdown = partial(read_countdown, context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
@@ -134,12 +152,12 @@ class RunMaker:
             attribute = parse_attribute_json(row.attribute)
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
-            spec = replace(spec, function=_make_failing_handler(error), is_async=False)
-        control = RunControl(self._extend_s_max)
+            spec = replace(spec, function=_make_failing_handler(error), is_async=False, batch=0)
+        control = RunControl(self._extend_s_max, self._on_progress)
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, _control=control,
+            tenant=row.tenant, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
         topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(

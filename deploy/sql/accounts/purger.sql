@@ -9,6 +9,7 @@ GRANT DELETE ON `toc`.`toc_job_0000` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_job_0001` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_dead_job` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_event` TO 'toc_purger'@'%';
+GRANT DELETE ON `toc`.`toc_arrival` TO 'toc_purger'@'%';
 GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_purge` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_declared_type` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_pause` TO 'toc_purger'@'%';

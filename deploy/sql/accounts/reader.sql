@@ -20,5 +20,6 @@ GRANT SELECT ON `toc`.`toc_declared_type` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_pause` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_token` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_audit` TO 'toc_reader'@'%';
+GRANT SELECT ON `toc`.`toc_arrival` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_alembic_version` TO 'toc_reader'@'%';
 GRANT REFERENCES ON `toc`.`toc_webhook` TO 'toc_reader'@'%';
