@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,18 @@ def test_nothing_is_popped_during_a_pause(rig: LeaseRig) -> None:
     wait_until_known(rig, server, closed=True)
     (job_id,) = rig.schedule(action_time=timedelta(milliseconds=1))
     due_ms = rig.row(job_id).due_ms
+    reminders = rig.node_of(server).reminders
+    assert reminders is not None
+    popped, pop = list[str](), reminders.pop
+
+    def noted(topic: str, *more: Any) -> Any:
+        popped.append(topic)
+        return pop(topic, *more)
+
+    reminders.pop = noted  # type: ignore[method-assign]
     waits = rig.waits(server, wait_s=2)
     assert waits.result(100) == []
+    assert popped == []
     assert rig.armed_ms(job_id) == due_ms
 
 
