@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,6 +58,16 @@ def _run_jobs(limits: Limits, places: Places, name: str, first: int) -> int:
     return turn
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Python changes threads in the middle of things, so that a missing lock shows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("has_redis", [True, False], ids=["redis", "no redis"])
 def test_no_thread_takes_the_place_of_another(
     make_limit_rig: MakeLimitRig, *, has_redis: bool
