@@ -190,7 +190,7 @@ def test_a_thread_that_never_ends_does_not_keep_it(start: Start, tmp_path: Path)
     pid = redis_pid(Path(".toc"))
     assert pid is not None
     process.send(signal.SIGTERM)
-    assert process.ended(100) == 1
+    assert process.ended(60) == 1
     assert "stuck" in process.err
     assert not lives(pid)
 
