@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -131,21 +130,24 @@ def test_what_happened_before_the_first_look_is_no_news(make_chat: MakeChat) -> 
     assert len(chat.texts) == 1
 
 
-def test_late_jobs_are_told_unless_their_type_is_paused(
+def test_late_jobs_are_told_unless_a_pause_holds_them_back(
     mysql_database: str, make_chat: MakeChat
 ) -> None:
-    """Nobody handles the types."""
+    """Nobody handles the types. 150 jobs that are held back do not hide the one behind them."""
     chat = make_chat(urls=[mysql_database], late_s=1, quiet_s=0)
-    long_ago = timedelta()
-    paused = chat.rig.center.schedule(1, long_ago, biz_type="order.paused")
-    late = chat.rig.center.schedule(1, long_ago, biz_type="order.late")
-    service = make_service(chat.rig, paused_types=lambda: ["order.paused"])
+    held = chat.rig.center.schedule_many(
+        {"biz_id": 5, "action_time": NOW, "biz_type": "order.held"} for _ in range(150)
+    )
+    late = chat.rig.center.schedule(5, NOW, biz_type="order.late")
+    service = make_service(chat.rig, is_held_back=lambda name, due_ms: name == "order.held")
     wait_until(lambda: look(service) and len(chat.texts) >= 2, "two messages", 60)
     assert all(f"jobs of order.late are late\njob {late} is due for" in each for each in chat.texts)
-    service._paused_types = lambda: ["order.late"]
-    wait_until(lambda: look(service) and "order.paused" in chat.texts[-1], "the other type", 60)
-    assert f"job {paused}" in chat.texts[-1]
-    chat.rig.center.cancel(paused)
+    # The job that was due before the end of the pause is held back, and no other.
+    end_ms = chat.rig.row(held[0]).due_ms
+    assert end_ms is not None
+    service._is_held_back = lambda name, due_ms: name == "order.late" or due_ms < end_ms
+    wait_until(lambda: look(service) and "order.held" in chat.texts[-1], "the other type", 60)
+    service._is_held_back = lambda name, due_ms: True
     look(service)
     told = len(chat.texts)
     look(service)
