@@ -202,6 +202,21 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     PRIMARY KEY (name, version)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_pause": """
+CREATE TABLE IF NOT EXISTS toc_pause (
+    target       VARCHAR(80) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version      INT         NOT NULL,
+    settings     TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    changed_time DATETIME(3) NOT NULL,
+    change_id    VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    actor        VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason       TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    copied       SMALLINT    NOT NULL,
+    peak_per_min INT         NOT NULL,
+    account      VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (target, version)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
     "toc_webhook": """
 CREATE TABLE IF NOT EXISTS toc_webhook (
     name                VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -216,6 +231,17 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     disabled_reason     VARCHAR(255)  CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     removed             SMALLINT      NOT NULL DEFAULT 0,
     PRIMARY KEY (name)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
+    "toc_arrival": """
+CREATE TABLE IF NOT EXISTS toc_arrival (
+    job_id       BIGINT UNSIGNED NOT NULL,
+    arrival_no   INT             NOT NULL,
+    wanted       INT             NOT NULL,
+    arrival_id   VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    arrival_time DATETIME(3)     NOT NULL,
+    PRIMARY KEY (job_id, arrival_no),
+    UNIQUE KEY uq_arrival (job_id, arrival_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
 }
@@ -317,6 +343,21 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     PRIMARY KEY (name, version)
 )
 """,
+    "toc_pause": """
+CREATE TABLE IF NOT EXISTS toc_pause (
+    target       VARCHAR(80) NOT NULL,
+    version      INTEGER     NOT NULL,
+    settings     TEXT        NOT NULL,
+    changed_time VARCHAR(23) NOT NULL,
+    change_id    VARCHAR(32) NOT NULL,
+    actor        VARCHAR(96) NOT NULL,
+    reason       TEXT,
+    copied       SMALLINT    NOT NULL,
+    peak_per_min INTEGER     NOT NULL,
+    account      VARCHAR(288),
+    PRIMARY KEY (target, version)
+)
+""",
     "toc_webhook": """
 CREATE TABLE IF NOT EXISTS toc_webhook (
     name                VARCHAR(64)   NOT NULL PRIMARY KEY,
@@ -332,12 +373,25 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     removed             SMALLINT      NOT NULL DEFAULT 0
 )
 """,
+    "toc_arrival": """
+CREATE TABLE IF NOT EXISTS toc_arrival (
+    job_id       BIGINT      NOT NULL,
+    arrival_no   INTEGER     NOT NULL,
+    wanted       INTEGER     NOT NULL,
+    arrival_id   VARCHAR(64),
+    arrival_time VARCHAR(23) NOT NULL,
+    PRIMARY KEY (job_id, arrival_no)
+)
+""",
 }
 
 INDEXES_SQLITE = {
     "toc_dead_job": ["CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)"],
     "toc_event": ["CREATE INDEX IF NOT EXISTS ix_job ON toc_event (job_id, event_id)"],
     "toc_audit": ["CREATE INDEX IF NOT EXISTS ix_token ON toc_audit (token_id, audit_id)"],
+    "toc_arrival": [
+        "CREATE UNIQUE INDEX IF NOT EXISTS uq_arrival ON toc_arrival (job_id, arrival_id)"
+    ],
 }
 
 STATUS_NAME = (

@@ -62,9 +62,11 @@ class Place:
             "toc_event",
             "toc_purge",
             "toc_declared_type",
+            "toc_pause",
             "toc_token",
             "toc_audit",
             "toc_webhook",
+            "toc_arrival",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

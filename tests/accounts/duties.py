@@ -30,10 +30,12 @@ from toc.store import (
     declared_types,
     migrate,
     nightly_status,
+    pauses,
     reconcile_status,
 )
 from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
+from toc.store.countdowns import insert_countdown
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypeCache, DeclaredTypes
@@ -75,6 +77,9 @@ def client(place: Place, url: str) -> None:
         assert center.get(ids[1]) is not None
         assert center.redrive(dead, reason="mended")
         assert center.cancel(dead)
+        counted = center.countdown(1, count=1, deadline=LATER, biz_type=name)
+        assert center.arrive("one", job_id=counted) == "completed"
+        assert center.cancel(counted)
         engine = create_engine(url, poolclass=NullPool)
         with Session(engine) as session:
             center.schedule(77, LATER, session=session)
@@ -239,6 +244,9 @@ def purger(place: Place, url: str) -> None:
     try:
         library.ended(OutcomeKind.DONE)
         library.dead()
+        counted = library.new(key="count:")
+        insert_countdown(library.jobs, counted, 1, "keep", None)
+        library.jobs.cancel(counted.job_id)
     finally:
         library.close()
     for _ in range(2):  # the newest token stays
@@ -251,7 +259,10 @@ def purger(place: Place, url: str) -> None:
     columns = ", ".join(declared_types.COLUMNS)
     rows = ", ".join(f"('t', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0)" for n in (1, 2))
     run(place.url, f"INSERT INTO toc_declared_type ({columns}) VALUES {rows}")
-    assert pass_under(place, url) == PurgeResult(2, 2, 0, 0, 3)
+    columns = ", ".join(pauses.COLUMNS)
+    rows = ", ".join(f"('all', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0, 0)" for n in (1, 2))
+    run(place.url, f"INSERT INTO toc_pause ({columns}) VALUES {rows}")
+    assert pass_under(place, url) == PurgeResult(3, 3, 0, 0, 3)
     # What the count of deleted jobs needs.
     row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"
     run(url, row, row, "DELETE FROM toc_purge WHERE day < CURRENT_DATE - INTERVAL 1 YEAR")
@@ -282,6 +293,7 @@ def age_by(place: Place, days: int) -> None:
         )
     run(
         place.url,
+        f"UPDATE toc_arrival SET job_id = job_id - {shift}",
         f"UPDATE toc_dead_job SET job_id = job_id - {shift}, dead_time = dead_time - INTERVAL {days} DAY",
         f"UPDATE toc_event SET job_id = job_id - {shift}, event_time = event_time - INTERVAL {days} DAY",
     )

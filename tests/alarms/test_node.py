@@ -12,7 +12,7 @@ from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok, answer_with, reply
 from tests.worker.rig import NOW, Rig, metric
 from tests.worker.waiting import wait_until
-from toc.alarms.alarm_service import AlarmService
+from toc.alarms.alarm_service import AlarmService, HeldBack
 from toc.alarms.chat_sender import ChatFailedError, ChatSender
 from toc.domain.job import Job, Status
 from toc.errors import SettingsError
@@ -154,11 +154,26 @@ def test_late_jobs_are_told_unless_a_pause_holds_them_back(
     assert len(chat.texts) == told
 
 
-def make_service(rig: Rig, holder: str = "a", **terms: Any) -> AlarmService:
+def test_a_paused_type_raises_no_alarm_in_a_node(make_chat: MakeChat) -> None:
+    chat = make_chat(late_s=1, quiet_s=0)
+    seen: list[str] = []
+    chat.rig.handler("order.close")(lambda job: seen.append(job.biz_type))
+    chat.rig.center.pause("order.close", reason="a test")
+    chat.start()
+    chat.rig.center.schedule(1, NOW, biz_type="order.close")
+    chat.rig.center.schedule(1, NOW, biz_type="order.unknown")
+    wait_until(lambda: len(chat.texts) >= 3, "alarms of the type that nobody handles", 60)
+    assert not seen
+    assert all("order.unknown" in each for each in chat.texts)
+
+
+def make_service(
+    rig: Rig, holder: str = "a", is_held_back: HeldBack = lambda name, due_ms: False
+) -> AlarmService:
     databases = rig.databases()
     types = DatabaseMetadata(databases).types
     chat = ChatSender(rig.settings)
-    return AlarmService(rig.settings, databases, types, rig.clock, holder, chat, **terms)
+    return AlarmService(rig.settings, databases, types, rig.clock, holder, chat, is_held_back)
 
 
 def look(service: AlarmService) -> bool:

@@ -74,6 +74,7 @@ def test_schedule_with_everything(toc: Toc) -> None:
         "attribute": json.loads(note),
         "dedup_key": "k",
         "token": None,
+        "countdown": None,
     }
 
 
@@ -276,3 +277,25 @@ def test_what_the_command_line_wrote_the_library_reads(toc: Toc) -> None:
         job = center.get(job_id)
     assert job is not None
     assert (job.biz_id, job.dedup_key) == (1, "k")
+
+
+def test_a_countdown_from_the_command_line(toc: Toc) -> None:
+    start = ("countdown", "A-7", "1h", "--count", 2, "--type", "order.ship", "--json")
+    made = toc(*start)
+    job_id = made.json["job_id"]
+    assert (made.code, made.json["did"]) == (0, "inserted")
+    assert toc(*start).json == {"job_id": job_id, "did": "kept"}
+    assert toc(*start, "--on-duplicate", "error").code == 1
+    target = ("--biz-id", "A-7", "--type", "order.ship")
+    first = toc("arrive", "pay", *target)
+    assert (first.code, first.out) == (0, f"job {job_id}: arrived (1 of 2)\n")
+    again = toc("arrive", "pay", job_id, "--json")
+    assert (again.code, again.json["answer"], again.json["arrived"]) == (0, "repeated", 1)
+    assert toc("arrive", "stock", job_id).out == f"job {job_id}: completed (2 of 2)\n"
+    late = toc("arrive", "late", *target, "--json")
+    assert (late.code, late.json["answer"]) == (1, "pending")
+    shown = toc("job", "show", job_id, "--json").json["jobs"][0]["countdown"]
+    assert shown == {"wanted": 2, "arrived": 2, "arrival_ids": ["pay", "stock"], "by": None}
+    assert toc("arrive", "pay").code == 2
+    missing = toc("arrive", "pay", "--biz-id", "A-8")
+    assert (missing.code, missing.out.partition(":")[0].strip()) == (1, "unknown")

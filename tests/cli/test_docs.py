@@ -10,8 +10,10 @@ from toc.cli import exit_codes
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
 COMMON = {"--help", "--json", "--verbose", "--log-json"}
-COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule", "job show", "dead list",
-            "dead redrive", "explain", "admin cancel", "admin postpone", "admin redrive", "sql",
+COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule", "countdown", "arrive",
+            "pause", "resume", "pauses",
+            "job show", "dead list", "dead redrive", "explain", "admin cancel", "admin postpone",
+            "admin redrive", "sql",
             "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
             "types apply", "types forget", "archive show", "archive begin", "archive forget", "tables show",
             "tables backfill", "nightly", "purge", "grants",

@@ -85,6 +85,21 @@ def running_and_done(center: Any, world: RemoteWorld) -> list[Any]:
     ]
 
 
+def waits(center: Any, world: RemoteWorld) -> list[Any]:
+    live = center.schedule(1, MINUTE, **CLOSE)
+    ended = center.schedule(2, MINUTE, **CLOSE)
+    center.cancel(ended)
+    seen = [
+        center.wait(live, 0.3),
+        center.wait(ended, 50),
+        center.wait(ended, timedelta(seconds=5)),
+    ]
+    seen.append(center.wait(ended - 1))
+    for timeout in (-1, 61, "5", timedelta(hours=1)):
+        seen.append(outcome_of(center.wait, ended, timeout))
+    return [*seen, outcome_of(center.wait, "x", 1)]
+
+
 def found_in_pages(center: Any, world: RemoteWorld) -> list[Any]:
     # Ids of the same millisecond need not ascend.
     made = sorted(center.schedule_many([(9, MINUTE)] * 230, biz_type="order.close"))
@@ -127,9 +142,37 @@ def wrong_arguments(center: Any, world: RemoteWorld) -> list[Any]:
     return seen
 
 
+def countdowns(center: Any, world: RemoteWorld) -> list[Any]:
+    start = {**CLOSE, "count": 2, "deadline": MINUTE}
+    first = center.countdown("A-1", **start, attribute={"a": 1}, details=True)
+    seen = [first, center.countdown("A-1", **start, details=True), center.get(first.job_id)]
+    for name in ("pay", "pay", "stock", "more"):
+        answer = center.arrive(name, biz_id="A-1", **CLOSE)
+        job = center.get(first.job_id)
+        seen += [answer, answer.arrived, answer.wanted, job, job.countdown]
+    seen.append(center.cancel(first.job_id))
+    seen += [center.arrive("late", job_id=first.job_id), center.arrive("x", biz_id=7, **CLOSE)]
+    seen.append(center.countdown("A-1", **start, on_duplicate="once", details=True))
+    other = center.countdown("A-1", **start, dedup_key="k")
+    seen.append(outcome_of(center.countdown, "A-1", **start, dedup_key="k", on_duplicate="error"))
+    seen += [other, center.arrive("pay", biz_id="A-1", **CLOSE, dedup_key="k")]
+    plain = center.schedule(5, MINUTE, **CLOSE)
+    seen += [center.arrive("pay", job_id=plain), center.get(plain).countdown]
+    for wrong in (
+        {"count": 0},
+        {"deadline": 5},
+        {"dedup_key": "k" * 57},
+        {"on_duplicate": "latest"},
+    ):
+        seen.append(outcome_of(center.countdown, "A-2", **(start | wrong)))
+    seen.append(outcome_of(center.arrive, "a b", biz_id="A-1", **CLOSE))
+    seen.append(outcome_of(center.schedule, 1, MINUTE, **CLOSE, dedup_key="count:"))
+    return seen
+
+
 SCENARIOS = [
     schedule_and_get, duplicates, without_a_key, changes, changes_by_key, running_and_done,
-    found_in_pages, many, wrong_arguments,
+    found_in_pages, many, wrong_arguments, waits, countdowns,
 ]  # fmt: skip
 
 
@@ -144,6 +187,7 @@ def test_the_answers_are_those_of_the_process(
             for shard in database.shards:
                 connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
             connection.exec_driver_sql("DELETE FROM toc_dead_job")
+            connection.exec_driver_sql("DELETE FROM toc_arrival")
     assert comparable(scenario(getattr(remote, kind)(), remote)) == expected
     assert expected
 
@@ -180,7 +224,8 @@ def comparable(seen: list[Any]) -> Any:
         if isinstance(value, Job):
             return [
                 job_number(value.job_id), repr(value.biz_id), value.biz_type, value.status, value.action_ms,
-                value.attribute, value.due_ms, value.attempts, value.dedup_key, value.tenant,
+                value.attribute, value.due_ms, value.attempts, value.dedup_key, value.tenant, value.result,
+                value.last_progress,
             ]  # fmt: skip
         if isinstance(value, Answer):
             job_id = None if value.job_id is None else job_number(value.job_id)

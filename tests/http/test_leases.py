@@ -22,7 +22,7 @@ from tests.http.served_world import (
     serve,
 )
 from tests.servers.endpoint import Endpoint
-from toc.http import lease_calls
+from toc.http import long_poll
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
@@ -93,7 +93,7 @@ def test_a_job_is_leased_and_finished_once(client: httpx.Client) -> None:
     assert job | {"token": "", "lease_until": "", "action_time": ""} == {
         "job_id": job_id, "token": "", "lease_until": "", "attempt": 1, "biz_id": "A-1",
         "biz_id_is_text": True, "biz_type": "pull.a", "tenant": None, "action_time": "",
-        "payload": {"n": 1},
+        "payload": {"n": 1}, "countdown": None,
     }  # fmt: skip
     assert status(client, job_id) == "running"
     assert job["token"] not in client.get(f"/v1/jobs/{job_id}/explain").text
@@ -167,7 +167,7 @@ def test_a_job_that_comes_after_a_token_was_revoked_is_given_back(
     client: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_calls, "WATCH_S", 100.0)  # the job wakes the call, not the clock
+    monkeypatch.setattr(long_poll, "WATCH_S", 100.0)  # the job wakes the call, not the clock
     settings, _ = made
     token = make_token(settings)
     with open_client(server.url, token) as revoked, ThreadPoolExecutor(1) as threads:
@@ -247,3 +247,49 @@ def test_a_server_that_stops_answers_those_who_wait(made: tuple[Settings, str]) 
             wait_for_waiters(server, 1)
         assert waiting.result() == []
         client.close()
+
+
+def test_a_lease_of_a_countdown_says_what_made_it_fire(client: httpx.Client) -> None:
+    start = {"biz_id": "c-1", "biz_type": "pull.a", "count": 2, "delay": 3600, "payload": {"a": 1}}
+    made = client.post("/v1/jobs:countdown", json=start)
+    assert (made.status_code, made.json()["did"]) == (201, "inserted")
+    job_id = made.json()["job_id"]
+    kept = client.post("/v1/jobs:countdown", json=start)
+    assert (kept.status_code, kept.json()["did"]) == (200, "kept")
+    refused = client.post("/v1/jobs:countdown", json=start | {"on_duplicate": "error"})
+    assert (refused.status_code, refused.json()["code"]) == (409, "duplicate")
+    first = client.post(f"/v1/jobs/{job_id}:arrive", json={"arrival_id": "pay"})
+    assert first.json() == {"answer": "arrived", "job_id": job_id, "arrived": 1, "wanted": 2}
+    last = client.post(
+        "/v1/types/pull.a/jobs:arrive", json={"biz_id": "c-1", "arrival_id": "stock"}
+    )
+    assert last.json() == {"answer": "completed", "job_id": job_id, "arrived": 2, "wanted": 2}
+    (job,) = lease(client)
+    countdown = {"wanted": 2, "arrived": 2, "arrival_ids": ["pay", "stock"], "by": "arrivals"}
+    assert (job["job_id"], job["countdown"]) == (job_id, countdown)
+    assert client.get(f"/v1/jobs/{job_id}").json()["countdown"] == countdown
+    late = client.post(f"/v1/jobs/{job_id}:arrive", json={"arrival_id": "late"})
+    assert (late.json()["answer"], late.json()["arrived"]) == ("running", 2)
+    assert settle(client, "finish", job) == "settled"
+    schedule(client, "plain")
+    (plain,) = lease(client)
+    assert plain["countdown"] is None
+    assert settle(client, "finish", plain) == "settled"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"deadline": "2030-01-01T00:00:00Z"}, "deadline"),
+        ({"delay": None}, "deadline"),
+        ({"count": 1001}, "count"),
+        ({"key": "a b"}, "key"),
+        ({"biz_type": "other"}, "biz_type"),
+    ],
+)
+def test_a_wrong_countdown_is_refused_by_name(
+    client: httpx.Client, change: dict[str, Any], field: str
+) -> None:
+    start = {"biz_id": "c-2", "biz_type": "pull.a", "count": 2, "delay": 3600}
+    response = client.post("/v1/jobs:countdown", json=start | change)
+    assert (response.status_code, response.json()["field"]) == (422, field)

@@ -112,6 +112,7 @@ MAY_DRAW = {
     "toc/webhooks/signing.py": "secrets of destinations",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",
+    "toc/store/pauses.py": "the identity of a change of a pause",
     "toc/store/database_metadata.py": "a database's identity, once in its life",
     "toc/timer/loader.py": "a load's id: only has to differ",
     "toc/reconcile/archive_files.py": "a file's name: only has to differ",

@@ -41,7 +41,11 @@ def test_an_answer_is_its_text_with_facts() -> None:
 def test_an_answer_is_true_only_where_the_call_did_it(kind: AnswerKind) -> None:
     answer = Answer(kind, 7)
     assert (answer, answer.kind) == (kind.value, kind)
-    assert answer.ok is bool(answer) is (kind in {"cancelled", "rescheduled", "redriven"})
+    assert (
+        answer.ok
+        is bool(answer)
+        is (kind in {"cancelled", "rescheduled", "redriven", "arrived", "completed", "repeated"})
+    )
     assert isinstance(json.loads(json.dumps(answer)), str)
     assert repr(answer) == f"Answer('{kind}', job_id=7)"
     again = copy.copy(answer)

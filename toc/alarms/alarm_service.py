@@ -43,11 +43,6 @@ HeldBack = Callable[[str, int], bool]
 """Whether a job of a biz_type that was due at a time (ms since 1970) is late because of a pause."""
 
 
-def nothing_is_held_back(biz_type: str, due_ms: int) -> bool:
-    """In a process that knows of no pauses."""
-    return False
-
-
 class AlarmService(Service):
     """The alarms of one node. `holder`: the unique name of this process.
 
@@ -62,7 +57,7 @@ class AlarmService(Service):
         clock: Clock,
         holder: str,
         chat: ChatSender,
-        is_held_back: HeldBack = nothing_is_held_back,
+        is_held_back: HeldBack,
     ) -> None:
         super().__init__("toc-alarms")
         self._alarms, self._namespace = settings.alarms, settings.namespace

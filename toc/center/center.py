@@ -7,7 +7,9 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
@@ -19,9 +21,12 @@ from toc.center.after_commit import (
 )
 from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
+from toc.center.countdown_spec import check_countdown
+from toc.center.countdowns import arrive_at, countdown_target, start_countdown
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
+from toc.center.job_wait import check_timeout, wait_for_end
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -30,8 +35,10 @@ from toc.domain.argument_checks import (
     check_reason,
 )
 from toc.domain.biz_ids import check_business_id
+from toc.domain.countdown import ArrivalAnswer, check_arrival_id, is_countdown_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
+from toc.domain.pauses import PauseInfo, target_of
 from toc.domain.retry_policies import RetryName, RetryPolicy
 from toc.domain.times import action_time_to_ms
 from toc.errors import (
@@ -39,11 +46,12 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import F, Registry, registry
+from toc.handlers.registry import B, F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
+from toc.store.countdowns import read_countdown
 from toc.store.external_transaction import complete_in_transaction
 from toc.store.jobs import ON_DUPLICATE, OnDuplicate
 from toc.timer.reminder import Reminder
@@ -70,6 +78,20 @@ class ScheduleOptions(JobOptions, total=False):
 
     session: AnySession | None
     connection: Connection | None
+
+
+CountdownDuplicate = Literal["keep", "once", "error"]
+
+
+class CountdownOptions(TypedDict, total=False):
+    """The options of `TimeoutCenter.countdown`."""
+
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str
+    on_duplicate: CountdownDuplicate
+    tenant: str | None
+    actor: str | None
 
 
 class TimeoutCenter:
@@ -367,6 +389,8 @@ class TimeoutCenter:
     ) -> Answer:
         """Makes a pending job due now, whether it waits for its time or for a retry. Its attempts stay.
 
+        The job runs even if its type is paused (needs an account of the role worker, web or operator).
+
         Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status, as `reschedule`.
         """
         _check_words(reason, actor)
@@ -378,6 +402,7 @@ class TimeoutCenter:
             return target.make_answer_for_no_job(state)
         if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
             state.arm_changed_job(answer.job_id, now_ms)
+            state.let_through_pauses(answer.job_id, now_ms, reason, actor)
         return answer
 
     def redrive(
@@ -395,11 +420,158 @@ class TimeoutCenter:
             state.arm_changed_job(job_id, now_ms)
         return answer
 
+    # ---- pause
+
+    def pause(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Pauses a biz_type, or a topic, or `everything`: within a second no job of it is claimed any more.
+
+        Running handlers and leases end as usual; scheduling and cancelling go on. until: the end, or how
+        long; None: until `resume`. A pause that exists gets the new end. A ramp limits the claims after the
+        end (docs/how-to/pause.md). Raises InvalidInput, and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        return self._open_connections().pauses.pause(target, until, reason, actor)
+
+    def resume(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        now: bool = False,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Ends a pause: claims begin again, with a ramp. now: without a ramp; during a ramp: ends the ramp.
+
+        Changes nothing if the pause is over already. Raises NotFound if there never was one, InvalidInput,
+        and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        pauses = self._open_connections().pauses
+        return pauses.resume(target, with_ramp=not now, reason=reason, actor=actor)
+
+    def pauses(self) -> list[PauseInfo]:
+        """The pauses that are not over, those whose ramp goes on too. Raises StoreUnavailable."""
+        return self._open_connections().pauses.list_pauses()
+
+    # ---- countdowns
+
+    @overload
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: Literal[False] = False,
+        **options: Unpack[CountdownOptions],
+    ) -> int: ...
+
+    @overload
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: Literal[True],
+        **options: Unpack[CountdownOptions],
+    ) -> Scheduled: ...
+
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        on_duplicate: CountdownDuplicate = "keep",
+        tenant: str | None = None,
+        actor: str | None = None,
+        details: bool = False,
+    ) -> int | Scheduled:
+        """Makes sure that the handler acts when `count` arrivals have come, at the latest at `deadline`.
+
+        Returns the job_id. Each `arrive` with another arrival_id counts; the last one makes the job due now.
+        `job.countdown` tells the handler which of both it was, and who has arrived.
+
+        count: from 1 to `limits.countdown` (1000). deadline: as `action_time` of `schedule`. dedup_key: there
+        is one live countdown per (tenant, biz_id, biz_type, key); up to 56 characters. on_duplicate: "keep"
+        returns the live countdown as it is, whatever its count; "once" also one that has ended; "error"
+        raises. Other arguments, `details` and errors are as in `schedule`.
+        """
+        fields = {
+            "biz_id": biz_id, "biz_type": biz_type, "attribute": attribute, "dedup_key": dedup_key,
+            "on_duplicate": on_duplicate, "tenant": tenant,
+        }  # fmt: skip
+        job = check_countdown(self._clock.wall_ms(), self.settings.limits, deadline, count, fields)
+        _check_words(None, actor)
+        done = start_countdown(self._open_connections(), job, count, on_duplicate, actor)
+        return done.as_scheduled if details else done.job_id
+
+    def arrive(
+        self,
+        arrival_id: str,
+        *,
+        job_id: int | None = None,
+        biz_id: int | str | None = None,
+        biz_type: str = "default",
+        dedup_key: str = "",
+        tenant: str | None = None,
+        actor: str | None = None,
+    ) -> ArrivalAnswer:
+        """Counts an arrival of a countdown: that with this job_id, or with this biz_id, type and key.
+
+        arrival_id: 1 to 64 printable ASCII characters without spaces; the same one counts once. The answer is
+        true if the arrival counts: "arrived"; "completed", it was the last one, and the job is due now;
+        "repeated". Otherwise the countdown has fired, has all its arrivals, or has ended, and the answer is
+        the job's status; or "unknown": `countdown` was not called before. `actor` (default: the client's):
+        for the event of the last arrival.
+        """
+        _check_words(None, actor)
+        check_arrival_id(arrival_id)
+        target = countdown_target(job_id, biz_id, biz_type, dedup_key, tenant)
+        return arrive_at(self._open_connections(), target, arrival_id, actor)
+
     # ---- look
 
     def get(self, job_id: int) -> Job | None:
         """The job as the database has it now; None when there is no such job."""
-        return self._open_connections().jobs.get(check_job_id(job_id))
+        state = self._open_connections()
+        job = state.jobs.get(check_job_id(job_id))
+        if job is not None and is_countdown_key(job.dedup_key):
+            return replace(job, _countdown=read_countdown(state.databases, job))
+        return job
+
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended; returns it, with its `result`. None: there is no such job.
+
+        `timeout`: seconds, or a timedelta, up to `limits.wait_s` (default 60 s). When it is over, the job is
+        returned as it is: `job.status.live` is True then, and `job.last_progress` may say how far it is. The
+        row is read again after pauses that grow to 1 s, and at once when a worker of this process has settled
+        the job. Do not wait in a handler: it keeps a thread of the worker.
+
+        Raises InvalidInput, Overloaded (`limits.waiters` calls wait in this process), StoreUnavailable.
+        """
+        limits = self.settings.limits
+        check_job_id(job_id)
+        return wait_for_end(
+            job_id, check_timeout(timeout, limits), lambda: self.get(job_id), limits.waiters
+        )
 
     def find(
         self,
@@ -430,7 +602,12 @@ class TimeoutCenter:
             if type_no is None:
                 return []
         shard = state.shard_of_business(business)
-        return state.jobs.find(shard, business, type_no, limit, dedup_key, before)
+        found = state.jobs.find(shard, business, type_no, limit, dedup_key, before)
+        read = partial(read_countdown, state.databases)  # at the first use: there may be many
+        return [
+            replace(job, _countdown=read) if is_countdown_key(job.dedup_key) else job
+            for job in found
+        ]
 
     def dead(self, limit: int = 100, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters, newest first; at most `limit` (up to `limits.find`)."""
@@ -460,6 +637,7 @@ class TimeoutCenter:
         state = self._open_connections()
         return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -467,10 +645,36 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        batch: None = None,
+        batch_wait: None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers a handler; see `Registry.handler`."""
+        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait}
         return self._handlers.handler(
-            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
+            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, **options
         )
 
     # ---- life

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Required, TypedDict
 
-from toc.domain.argument_checks import check_biz_type, check_dedup_key, encode_attribute
+from toc.domain.argument_checks import check_biz_type, encode_attribute
 from toc.domain.biz_ids import BusinessId, check_business_id
+from toc.domain.countdown import check_free_key
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput
 
@@ -57,7 +58,7 @@ def check_job_fields(
         check_biz_type(fields.get("biz_type", biz_type)),
         action_time if isinstance(action_time, timedelta) else action_ms,
         encode_attribute(fields.get("attribute"), attribute_bytes_max),
-        check_dedup_key(fields.get("dedup_key")),
+        check_free_key(fields.get("dedup_key")),
     )
 
 

@@ -17,6 +17,7 @@ from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc
 from toc.domain.argument_checks import ACTOR_CHARS_MAX
+from toc.domain.countdown import Countdown
 from toc.domain.job import Answer, DeadJob, Job
 from toc.handlers.registry import Registry
 
@@ -111,4 +112,17 @@ def job_as_json(job: Job | DeadJob) -> dict[str, Any]:
         "attribute": job.attribute,
         "dedup_key": job.dedup_key,
         "token": job.token,
+        "countdown": countdown_as_json(job.countdown),
+    }
+
+
+def countdown_as_json(countdown: Countdown | None) -> dict[str, Any] | None:
+    """How far a countdown is, for JSON."""
+    if countdown is None:
+        return None
+    return {
+        "wanted": countdown.wanted,
+        "arrived": countdown.arrived,
+        "arrival_ids": list(countdown.arrival_ids),
+        "by": countdown.by,
     }

@@ -62,7 +62,7 @@ def schedule_job(
     When this command has answered, the job is as durable as the database's COMMIT. If a live job holds
     the key, the answer says whether that job was kept or replaced; --on-duplicate error exits 1.
     """
-    moment, value = parse_time_argument(when), _parse_attribute_option(attribute)
+    moment, value = parse_time_argument(when), parse_attribute_option(attribute)
     with open_client() as center:
         done = center.schedule(
             parse_biz_id(biz_id),
@@ -169,7 +169,7 @@ def show_jobs(
     return OK if jobs else NO
 
 
-def _parse_attribute_option(text: str | None) -> dict[str, Any] | None:
+def parse_attribute_option(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:

@@ -36,6 +36,11 @@ COMMANDS: Commands = {
     "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),
     "cancel": ("jobs.cancel_jobs", "Cancel a job, or the live jobs of a business id."),
     "reschedule": ("jobs.reschedule_job", "Move a pending job to another time."),
+    "pause": ("pauses.pause_jobs", "Pause a type, a topic or everything."),
+    "resume": ("pauses.resume_jobs", "End a pause."),
+    "pauses": ("pauses.list_pauses", "List what is paused, and what ramps after a pause."),
+    "countdown": ("countdowns.start_countdown", "Start a countdown: act when all have arrived."),
+    "arrive": ("countdowns.count_arrival", "Count an arrival of a countdown."),
     "explain": (
         "explain.explain_job_command",
         "Show all that is known about one job, and what it means.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -19,6 +20,7 @@ from typing import (
 from toc.center.job_spec import JobSpec, When
 from toc.client.server_address import make_server_address
 from toc.client.verbs import Verbs
+from toc.domain.countdown import ArrivalAnswer
 from toc.domain.job import Answer, Job, Scheduled
 from toc.errors import SettingsError
 from toc.runtime.clock import Clock, SystemClock
@@ -47,6 +49,16 @@ class RemoteOptions(TypedDict, total=False):
     attribute: dict[str, Any] | None
     dedup_key: str | None
     on_duplicate: OnDuplicate
+    tenant: None
+
+
+class RemoteCountdownOptions(TypedDict, total=False):
+    """The options of a countdown over HTTP."""
+
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str
+    on_duplicate: Literal["keep", "once", "error"]
     tenant: None
 
 
@@ -246,12 +258,67 @@ class RemoteCenter(_RemoteBase):
         """Makes a pending job due now, as `TimeoutCenter.run_now`."""
         return self._transport.run_verb(self._verbs.run_now(job_id, reason=reason))
 
+    @overload
+    def countdown(
+        self, biz_id: int | str, *, count: int, deadline: When, details: Literal[False] = False,
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> int: ...  # fmt: skip
+
+    @overload
+    def countdown(
+        self, biz_id: int | str, *, count: int, deadline: When, details: Literal[True],
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> Scheduled: ...  # fmt: skip
+
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: bool = False,
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> int | Scheduled:
+        """Starts a countdown, as `TimeoutCenter.countdown`; the type must be declared.
+
+        A repetition after a lost answer may tell "kept" for a countdown that this call has started.
+        """
+        done = self._transport.run_verb(
+            self._verbs.countdown(biz_id, count=count, deadline=deadline, **options)
+        )
+        return done if details else done.job_id
+
+    def arrive(
+        self,
+        arrival_id: str,
+        *,
+        job_id: int | None = None,
+        biz_id: int | str | None = None,
+        biz_type: str = "default",
+        dedup_key: str = "",
+        tenant: None = None,
+    ) -> ArrivalAnswer:
+        """Counts an arrival of a countdown, as `TimeoutCenter.arrive`. Answers have no `hint`.
+
+        A repetition after a lost answer may tell "repeated" for an arrival that this call has counted.
+        """
+        return self._transport.run_verb(
+            self._verbs.arrive(
+                arrival_id, job_id=job_id, biz_id=biz_id, biz_type=biz_type, dedup_key=dedup_key,
+                tenant=tenant,
+            )
+        )  # fmt: skip
+
     def get(self, job_id: int) -> Job | None:
         """The job as the database has it now; None: no such job, or the token may not see it.
 
         `token` and `claimed_ms` are None, and so is a `dedup_key` that was made from an Idempotency-Key.
         """
         return self._transport.run_verb(self._verbs.get(job_id))
+
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended, as `TimeoutCenter.wait`, in calls of up to `client.wait_s`."""
+        return self._transport.run_verb(self._verbs.wait(job_id, timeout))
 
     def find(
         self,
@@ -371,11 +438,39 @@ class AsyncRemoteCenter(_RemoteBase):
         done = await self._transport.run_verb(steps)
         return done if details else [each.job_id for each in done]
 
+    @overload
+    async def countdown(
+        self, biz_id: int | str, *, count: int, deadline: When, details: Literal[False] = False,
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> int: ...  # fmt: skip
+
+    @overload
+    async def countdown(
+        self, biz_id: int | str, *, count: int, deadline: When, details: Literal[True],
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> Scheduled: ...  # fmt: skip
+
+    async def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        details: bool = False,
+        **options: Unpack[RemoteCountdownOptions],
+    ) -> int | Scheduled:
+        """Starts a countdown, as `RemoteCenter.countdown`."""
+        steps = self._verbs.countdown(biz_id, count=count, deadline=deadline, **options)
+        done = await self._transport.run_verb(steps)
+        return done if details else done.job_id
+
+    arrive = _awaited(RemoteCenter.arrive)
     cancel = _awaited(RemoteCenter.cancel)
     reschedule = _awaited(RemoteCenter.reschedule)
     redrive = _awaited(RemoteCenter.redrive)
     run_now = _awaited(RemoteCenter.run_now)
     get = _awaited(RemoteCenter.get)
+    wait = _awaited(RemoteCenter.wait)
     find = _awaited(RemoteCenter.find)
 
     async def close(self) -> None:

@@ -6,12 +6,15 @@ So a sync and an async client share everything but the sending. Arguments are ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from toc.center.countdown_spec import check_countdown
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
+from toc.center.job_wait import check_timeout
 from toc.client.bulk import Bulk
 from toc.client.http_call import HttpCall, encode_body
 from toc.client.retry_plan import new_idempotency_key
@@ -19,6 +22,7 @@ from toc.client.wire_jobs import (
     business_document,
     job_document,
     parse_answer,
+    parse_arrival,
     parse_job,
     parse_scheduled,
     when_document,
@@ -30,11 +34,12 @@ from toc.domain.argument_checks import (
     check_reason,
 )
 from toc.domain.biz_ids import check_business_id
+from toc.domain.countdown import ArrivalAnswer, check_arrival_id, check_own_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput, NotFound
-from toc.runtime.clock import Clock
+from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -153,6 +158,74 @@ class Verbs:
     def run_now(self, job_id: int, *, reason: str | None = None) -> Steps[Answer]:
         return (yield from self._change_by_id("run_now", job_id, reason))
 
+    # ---- countdowns
+
+    def countdown(
+        self,
+        biz_id: int | str,
+        *,
+        count: int,
+        deadline: When,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        on_duplicate: str = "keep",
+        tenant: str | None = None,
+    ) -> Steps[Scheduled]:
+        refuse_tenant(tenant)
+        arguments = {
+            "biz_id": biz_id, "count": count, "deadline": deadline, "biz_type": biz_type,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+            "on_duplicate": on_duplicate,
+        }  # fmt: skip
+        job = check_countdown(
+            self._clock.wall_ms(), self._settings.limits, deadline, count, arguments
+        )
+        when = when_document(job.action_time)
+        if "action_time" in when:
+            when = {"deadline": when["action_time"]}
+        document = {
+            **business_document(job.business), "biz_type": job.biz_type, "count": count, **when,
+            "key": dedup_key, "on_duplicate": on_duplicate,
+        }  # fmt: skip
+        if attribute is not None:
+            document["payload"] = attribute
+        answer = yield HttpCall(
+            "POST",
+            "/v1/jobs:countdown",
+            encode_body(document),
+            # With "error", a repetition would be refused because of the countdown of the first call.
+            is_repeatable=on_duplicate != "error",
+            arguments=arguments,
+        )
+        return parse_scheduled(answer)
+
+    def arrive(
+        self,
+        arrival_id: str,
+        *,
+        job_id: int | None = None,
+        biz_id: int | str | None = None,
+        biz_type: str = "default",
+        dedup_key: str = "",
+        tenant: str | None = None,
+    ) -> Steps[ArrivalAnswer]:
+        check_arrival_id(arrival_id)
+        check_own_key(dedup_key)
+        arguments = {
+            "arrival_id": arrival_id, "job_id": job_id, "biz_id": biz_id, "biz_type": biz_type,
+            "dedup_key": dedup_key, "tenant": tenant,
+        }  # fmt: skip
+        path, document = _target_of("arrive", arguments)
+        answer = yield HttpCall(
+            "POST",
+            path,
+            encode_body(document | {"arrival_id": arrival_id}),
+            is_repeatable=True,
+            arguments=arguments,
+        )
+        return parse_arrival(answer)
+
     # ---- look
 
     def get(self, job_id: int) -> Steps[Job | None]:
@@ -166,6 +239,30 @@ class Verbs:
         except NotFound:
             return None
         return parse_job(document)
+
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Steps[Job | None]:
+        check_job_id(job_id)
+        left_s = check_timeout(timeout, self._settings.limits)
+        wait_s_max, clock = self._settings.client.wait_s, SystemClock()
+        end_s = clock.monotonic_s() + left_s
+        # Each call waits for as long as a lease call does. A server that stops answers earlier.
+        for _ in range(1 + math.ceil(left_s / wait_s_max)):
+            wait_s = max(0.0, min(end_s - clock.monotonic_s(), wait_s_max))
+            try:
+                document = yield HttpCall(
+                    "GET",
+                    f"/v1/jobs/{job_id}",
+                    query={"wait_s": f"{wait_s:.3f}"},
+                    is_repeatable=True,
+                    arguments={"job_id": job_id},
+                    read_s=wait_s + self._settings.client.read_s,
+                )
+            except NotFound:
+                return None
+            job = parse_job(document)
+            if not job.status.live or clock.monotonic_s() >= end_s:
+                break
+        return job
 
     def find(
         self,

@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.biz_ids import BusinessId
+from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.job import Answer, Job, Scheduled, Status
+from toc.domain.result_document import Progress
 from toc.domain.times import EPOCH, ceil_ms, datetime_of
 from toc.errors import RequestFailed
 
 _DONE: dict[str, Literal["inserted", "replaced", "kept"]] = {
     "inserted": "inserted", "replaced": "replaced", "kept": "kept",
 }  # fmt: skip
+_BY: dict[str, Literal["arrivals", "deadline"]] = {"arrivals": "arrivals", "deadline": "deadline"}
 IDEMPOTENT = "idem:"
 """How the keys begin that a server makes from the header Idempotency-Key."""
 
@@ -62,9 +65,38 @@ def parse_job(document: Any) -> Job:
             # Made by a server from the Idempotency-Key of this or another client.
             dedup_key=None if key is None or key.startswith(IDEMPOTENT) else key,
             tenant=document["tenant"],
+            result=document.get("result"),
+            last_progress=_parse_progress(document.get("progress")),
+            _countdown=parse_countdown(document.get("countdown")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_understood("a job", error) from None
+
+
+def _parse_progress(document: Any) -> Progress | None:
+    return None if document is None else Progress(int(document["done"]), int(document["total"]))
+
+
+def parse_countdown(document: Any) -> Countdown | None:
+    """A countdown of an answer. Raises KeyError, TypeError, ValueError."""
+    if document is None:
+        return None
+    by = None if document["by"] is None else _BY[document["by"]]
+    return Countdown(int(document["wanted"]), tuple(map(str, document["arrival_ids"])), by)
+
+
+def parse_arrival(document: Any) -> ArrivalAnswer:
+    """The answer of arrive. Raises RequestFailed."""
+    try:
+        job_id = document["job_id"]
+        return ArrivalAnswer(
+            document["answer"],
+            None if job_id is None else int(job_id),
+            int(document["arrived"]),
+            int(document["wanted"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_understood("an arrival", error) from None
 
 
 def parse_scheduled(document: Any) -> Scheduled:

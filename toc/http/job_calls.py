@@ -20,6 +20,7 @@ from typing import Any
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.center.job_spec import JobSpec, When
+from toc.center.job_wait import wait_for_end_async
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
@@ -33,9 +34,11 @@ from toc.http.job_documents import (
     parse_flag,
     parse_job_id,
     parse_limit,
+    parse_wait,
     parse_when,
     scheduled_document,
 )
+from toc.http.long_poll import wait_unless_gone
 from toc.http.models import JobIn, JobsIn
 from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
@@ -76,7 +79,7 @@ async def _schedule_one(
     }
     business = check_business_id(wanted["biz_id"], caller.tenant)
     index = backend.database_of_business(business)
-    await _require_room(backend, index, business, wanted["biz_type"])
+    await require_room(backend, index, business, wanted["biz_type"])
     if wanted.get("dedup_key") is None:
         with backend.calls.place(index):
             job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
@@ -90,7 +93,7 @@ async def _schedule_one(
     return await backend.calls.run(index, schedule)
 
 
-async def _require_room(
+async def require_room(
     backend: Backend, index: int, business: BusinessId, biz_type: str, jobs: int = 1
 ) -> None:
     """Raises TooManyCalls when the business id has too many live jobs (web.limits.jobs_per_biz_id)."""
@@ -164,7 +167,7 @@ async def _jobs_with_room(
     accepted: list[tuple[int, JobSpec]] = []
     for (business, biz_type), jobs in by_business.items():
         try:
-            await _require_room(backend, index, business, biz_type, len(jobs))
+            await require_room(backend, index, business, biz_type, len(jobs))
         except (TocError, HttpProblem) as error:
             for position, _ in jobs:
                 results[position] = error
@@ -234,14 +237,33 @@ def _idempotency_key_of(call: Call) -> str | None:
 
 async def get_job(backend: Backend, call: Call) -> Reply:
     """GET /v1/jobs/{job_id}."""
-    job = await read_job(backend, call)
-    document = job_document(job)
+    wait_s = parse_wait(call.query.get("wait_s"), backend.settings.limits.wait_s)
+    job = await _read_job_in_time(backend, call)
+    if wait_s and job.status.live:
+        job = await _wait_for_end(backend, call, job, wait_s)
+    document = job_document(job, job.countdown)  # `get` has read it
     etag = etag_of(document)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     given = call.request.headers.get("if-none-match", "")
     if etag in (part.strip().removeprefix("W/") for part in given.split(",")):
         return Reply(None, HTTPStatus.NOT_MODIFIED, headers)
     return Reply(document, headers=headers)
+
+
+async def _read_job_in_time(backend: Backend, call: Call) -> Job:
+    """Reads a job for a call that may wait, and so has no deadline of its own."""
+    async with asyncio.timeout(backend.settings.web.limits.call_s):
+        return await read_job(backend, call)
+
+
+async def _wait_for_end(backend: Backend, call: Call, job: Job, wait_s: float) -> Job:
+    """The job when it has ended, or as it is after `wait_s`, at a stop, or when the token was revoked."""
+    read = functools.partial(_read_job_in_time, backend, call)
+    with backend.access.limits.long_poll(call.caller):
+        waiting = asyncio.create_task(
+            wait_for_end_async(job.job_id, wait_s, read, backend.settings.limits.waiters)
+        )
+        return await wait_unless_gone(backend, call, waiting) or job
 
 
 async def read_job(backend: Backend, call: Call) -> Job:

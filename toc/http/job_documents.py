@@ -10,12 +10,14 @@ from typing import Any
 
 from toc.domain.argument_checks import check_integer
 from toc.domain.biz_ids import TEXT_CHARS_MAX
+from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.errors import InvalidInput
 from toc.http.wire_times import format_time, parse_action_time, parse_delay
 
 _DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?", re.ASCII)
 _JOB_ID = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
@@ -62,6 +64,16 @@ def parse_limit(text: str | None, most: int) -> int:
     return check_integer("limit", int(text) if _JOB_ID.fullmatch(text) else text, 1, most)
 
 
+def parse_wait(text: str | None, most: float) -> float:
+    """The seconds that a call may wait; 0 if none are given. Raises InvalidInput."""
+    if text is None:
+        return 0.0
+    seconds = float(text) if _SECONDS.fullmatch(text) else -1.0
+    if not 0 <= seconds <= most:
+        raise InvalidInput("wait_s", text, f"must be 0 to {most:g} seconds, as 2.5 (limits.wait_s)")
+    return seconds
+
+
 def parse_flag(text: str | None, field: str) -> bool | None:
     """true or false of a query. Raises InvalidInput."""
     if text is None:
@@ -71,8 +83,11 @@ def parse_flag(text: str | None, field: str) -> bool | None:
     return text == "true"
 
 
-def job_document(job: Job) -> dict[str, Any]:
-    """A job for `JobOut`. The token of its claim is left out: it would let the reader settle the job."""
+def job_document(job: Job, countdown: Countdown | None = None) -> dict[str, Any]:
+    """A job for `JobOut`. The token of its claim is left out: it would let the reader settle the job.
+
+    countdown: the job's own, where it has been read.
+    """
     return {
         "job_id": str(job.job_id),
         "biz_id": str(job.biz_id),
@@ -85,7 +100,29 @@ def job_document(job: Job) -> dict[str, Any]:
         "attempts": job.attempts,
         "payload": job.attribute,
         "key": job.dedup_key,
+        "progress": None if job.last_progress is None else job.last_progress._asdict(),
+        "result": job.result,
+        "countdown": countdown_document(countdown),
     }
+
+
+def countdown_document(countdown: Countdown | None) -> dict[str, Any] | None:
+    """A countdown for `CountdownOut`."""
+    if countdown is None:
+        return None
+    return {
+        "wanted": countdown.wanted,
+        "arrived": countdown.arrived,
+        "arrival_ids": list(countdown.arrival_ids),
+        "by": countdown.by,
+    }
+
+
+def arrival_document(answer: ArrivalAnswer) -> dict[str, Any]:
+    """An answer for `ArrivalOut`, without its hint: see `answer_document`."""
+    job_id = None if answer.job_id is None else str(answer.job_id)
+    counts = {"arrived": answer.arrived, "wanted": answer.wanted}
+    return {"answer": str(answer), "job_id": job_id, **counts}
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:

@@ -34,6 +34,13 @@ Key = Annotated[
         description="There is one live job per tenant, biz_id, biz_type and key: the `dedup_key` of Python.",
     ),
 ]
+OwnKey = Annotated[
+    str,
+    Field(
+        max_length=56,
+        description="There is one live countdown per tenant, biz_id, biz_type and key.",
+    ),
+]
 Reason = Annotated[
     str | None, Field(max_length=1000, description="Why; it is kept in the job's events.")
 ]
@@ -132,6 +139,78 @@ class JobResults(_Answer):
     results: list[JobResult]
 
 
+class ProgressOut(_Answer):
+    """How far a job is."""
+
+    done: int
+    total: int
+
+
+class CountdownIn(_Request):
+    """A countdown to start. Give `deadline` or `delay`."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    biz_type: Annotated[str, Field(max_length=64, description="A declared type.")]
+    count: Annotated[
+        int, Field(ge=1, le=10_000, description="Arrivals to wait for: up to limits.countdown.")
+    ]
+    deadline: ActionTime = None
+    delay: Delay = None
+    payload: Annotated[
+        dict[str, Any] | None,
+        Field(description="A JSON object that the handler gets: `attribute`."),
+    ] = None
+    key: OwnKey = ""
+    on_duplicate: Annotated[
+        Literal["keep", "once", "error"],
+        Field(
+            description="What happens if a live countdown has the key; once: also one that has ended."
+        ),
+    ] = "keep"
+
+
+class ArriveIn(_Request):
+    """An arrival of a countdown."""
+
+    arrival_id: Annotated[
+        str, Field(min_length=1, max_length=64, description="The same one counts once.")
+    ]
+
+
+class BusinessArriveIn(ArriveIn):
+    """An arrival of the countdown of a business id (and key)."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    key: OwnKey = ""
+
+
+class ArrivalOut(_Answer):
+    """Whether the arrival counts. arrived: it does. completed: it was the last one; the job is due now.
+
+    repeated: an earlier call has counted it. Otherwise it does not count, and this is the job's status.
+    unknown: no such countdown that you may see.
+    """
+
+    answer: Literal[
+        "arrived", "completed", "repeated", "pending", "running", "done", "already_cancelled", "dead",
+        "unknown",
+    ]  # fmt: skip
+    job_id: str | None
+    arrived: int
+    wanted: int
+
+
+class CountdownOut(_Answer):
+    """How far a countdown is. `by`: what made it fire; null: it has not fired."""
+
+    wanted: int
+    arrived: int
+    arrival_ids: list[str]
+    by: Literal["arrivals", "deadline"] | None
+
+
 class JobOut(_Answer):
     """A job as its database has it now."""
 
@@ -149,6 +228,15 @@ class JobOut(_Answer):
     attempts: int
     payload: dict[str, Any]
     key: str | None
+    progress: Annotated[
+        ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
+    ]
+    result: Annotated[
+        Any, Field(description="What a job that is done has kept: any JSON, or null.")
+    ]
+    countdown: Annotated[
+        CountdownOut | None, Field(description="Of a countdown; null in lists of jobs.")
+    ]
 
 
 class JobsOut(_Answer):
@@ -260,6 +348,7 @@ class LeaseOut(_Answer):
     tenant: str | None
     action_time: str
     payload: dict[str, Any]
+    countdown: CountdownOut | None
 
 
 class LeasesOut(_Answer):
@@ -271,14 +360,35 @@ class LeasesOut(_Answer):
 Token = Annotated[str, Field(min_length=1, max_length=96, description="The token of the lease.")]
 
 
-class FinishItem(_Request):
-    """A lease that ends as done."""
+class ProgressIn(_Request):
+    """How far a job is: integers with 0 <= done <= total."""
+
+    done: Annotated[int, Field(ge=0)]
+    total: Annotated[int, Field(ge=1, le=2**53 - 1)]
+
+
+Told = Annotated[
+    ProgressIn | None, Field(description="How far the job is; shown as `progress` of the job.")
+]
+
+
+class ReleaseItem(_Request):
+    """A lease to give back."""
 
     job_id: JobId
     token: Token
 
 
-class FailItem(FinishItem):
+class FinishItem(ReleaseItem):
+    """A lease that ends as done. A result of more than `limits.result_bytes` is not kept."""
+
+    progress: Told = None
+    result: Annotated[
+        Any, Field(description="Any JSON that the job keeps until retention deletes it.")
+    ] = None
+
+
+class FailItem(ReleaseItem):
     """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`.
 
     then: dead: more attempts would not help. cancelled: no action is needed any more. snooze: again after
@@ -288,11 +398,13 @@ class FailItem(FinishItem):
     reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
     retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
     then: Literal["retry", "dead", "cancelled", "snooze"] = "retry"
+    progress: Told = None
 
 
-class ExtendItem(FinishItem):
+class ExtendItem(ReleaseItem):
     """A lease that lasts until `lease_s` from now (default: the type's timeout)."""
 
+    progress: Told = None
     lease_s: Annotated[float | int | None, Field(gt=0, le=86_400)] = None
 
 
@@ -317,7 +429,7 @@ class ExtendIn(_Request):
 class ReleaseIn(_Request):
     """Leases to give back: due at once, the attempt is not counted."""
 
-    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+    items: Annotated[list[ReleaseItem], Field(min_length=1, max_length=BULK_MAX)]
 
 
 class LeaseResult(_Answer):
@@ -343,13 +455,20 @@ class LeaseResults(_Answer):
 
 
 class TypeOut(_Answer):
-    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any."""
+    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
+
+    rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    """
 
     name: str
     mode: Literal["handler", "pull", "sink"]
     timeout_s: float
     max_attempts: int
     payload_schema: dict[str, Any] | None
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    per: str | None
 
 
 class TypesOut(_Answer):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from toc.http import job_calls, job_verbs, lease_calls, type_calls
+from toc.http import countdown_calls, job_calls, job_verbs, lease_calls, type_calls
 from toc.http.call import Route
 from toc.http.models import (
     AnswerOut,
+    ArrivalOut,
+    ArriveIn,
+    BusinessArriveIn,
     BusinessIn,
     BusinessRescheduleIn,
+    CountdownIn,
     ExplanationOut,
     ExtendIn,
     FailIn,
@@ -41,6 +45,12 @@ ROUTES: tuple[Route, ...] = (
         scope="schedule", bodies=(JobIn, JobsIn), statuses=(_CREATED, _OK), problems=(_CONFLICT,),
         audited="jobs.schedule",
     ),
+    Route(
+        "POST", "/v1/jobs:countdown", countdown_calls.start_countdown, ScheduledOut,
+        "Start a countdown: a job that fires when so many arrivals have come, at the latest at its deadline.",
+        scope="schedule", bodies=(CountdownIn,), statuses=(_CREATED, _OK), problems=(_CONFLICT,),
+        audited="jobs.countdown",
+    ),
     # Paths with a verb come before the path that would take the verb as a part of an id.
     Route(
         "POST", "/v1/jobs/{job_id}:cancel", job_verbs.cancel_job, AnswerOut,
@@ -63,8 +73,18 @@ ROUTES: tuple[Route, ...] = (
         scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.run_now",
     ),
     Route(
-        "GET", "/v1/jobs/{job_id}", job_calls.get_job, JobOut, "Show a job.",
+        "POST", "/v1/jobs/{job_id}:arrive", countdown_calls.arrive_by_id, ArrivalOut,
+        "Count an arrival of a countdown; the last one makes the job due now.",
+        scope="schedule", bodies=(ArriveIn,), audited="jobs.arrive",
+    ),
+    Route(
+        "GET", "/v1/jobs/{job_id}", job_calls.get_job, JobOut,
+        "Show a job, at once or when it has ended.",
         scope="read", statuses=(_OK, HTTPStatus.NOT_MODIFIED), problems=(_NOT_FOUND,),
+        query={
+            "wait_s": "Wait so many seconds for the end of the job, at most; it may still be live then.",
+        },
+        is_long_poll=True,
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/explain", type_calls.explain, ExplanationOut,
@@ -102,6 +122,11 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/types/{biz_type}/jobs:run_now", job_verbs.run_now_by_key, AnswerOut,
         "Make the live job of a business id (and key) due now.",
         scope="operate", bodies=(BusinessIn,), audited="jobs.run_now",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}/jobs:arrive", countdown_calls.arrive_by_key, ArrivalOut,
+        "Count an arrival of the countdown of a business id (and key).",
+        scope="schedule", bodies=(BusinessArriveIn,), audited="jobs.arrive",
     ),
     Route(
         "POST", "/v1/leases", lease_calls.lease_jobs, LeasesOut,

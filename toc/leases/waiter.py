@@ -19,7 +19,7 @@ class LeasedJob:
     """A job that was claimed for a consumer, until `lease_until` by the database's clock.
 
     `token`: to settle the lease with; a secret of the consumer. `attempt`: which attempt this is, from 1.
-    `action_time`: when the business wanted the job.
+    `action_time`: when the business wanted the job. `is_countdown`: it has arrivals, which were not read.
     """
 
     job_id: int
@@ -31,6 +31,7 @@ class LeasedJob:
     tenant: str | None
     attribute: Mapping[str, Any]
     action_time: datetime
+    is_countdown: bool = False
 
 
 @dataclass(slots=True, eq=False)

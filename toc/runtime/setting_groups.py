@@ -88,6 +88,18 @@ class TypeSettings(_SettingGroup):
         description="where the jobs are sent: 'webhook:NAME', or a broker of [sinks] as "
         "'rabbitmq:orders/{biz_type}'",
     )
+    rate: str | None = Field(
+        None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
+    )
+    burst: int | None = Field(
+        None, description="starts at once after a pause (default: those of one second)"
+    )
+    concurrency: int | None = Field(
+        None, description="how many jobs may run at once, over all nodes"
+    )
+    per: str | None = Field(
+        None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
 
 
 class TimerSettings(_SettingGroup):
@@ -216,6 +228,12 @@ class WorkerSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="a process with this many handlers beyond their timeout ends, to be restarted",
+    )
+    progress_s: float = Field(
+        1.0,
+        ge=0.1,
+        le=60,
+        description="how often the progress of running jobs is written, at most",
     )
     snooze_s_min: float = Field(
         1.0,
@@ -455,6 +473,31 @@ class CatalogueSettings(_SettingGroup):
         ge=0.1,
         le=10,
         description="time between two reads of the declared types; a change is in force after this time",
+    )
+
+
+class PauseSettings(_SettingGroup):
+    """Pauses and the ramps after them (docs/how-to/pause.md)."""
+
+    refresh_s: float = Field(
+        0.5,
+        ge=0.05,
+        le=0.8,
+        description="time between two reads of the pauses; a pause is in force after this time",
+    )
+    max: int = Field(100, ge=1, le=10_000, description="pauses that are not over, at most")
+    ramp_start: float = Field(
+        0.1,
+        ge=0.001,
+        le=1,
+        description="the rate at the end of a pause, as a part of the recent peak",
+    )
+    ramp_growth: float = Field(
+        0.5, ge=0.01, le=10, description="by which part the rate grows after each step"
+    )
+    ramp_step_s: float = Field(300, ge=1, le=86_400, description="length of a step of the ramp")
+    ramp_rate_min: float = Field(
+        50, ge=0.01, le=1_000_000, description="jobs a second that a ramp allows at least"
     )
 
 
@@ -752,8 +795,20 @@ class LimitSettings(_SettingGroup):
     attribute_bytes: int = Field(
         4096, ge=2, le=65_535, description="bytes of an attribute as JSON, at most"
     )
+    result_bytes: int = Field(
+        4096, ge=2, le=60_000, description="bytes of a job's result as JSON, at most"
+    )
     schedule_many: int = Field(
         100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many, at most"
+    )
+    wait_s: float = Field(
+        60, ge=0, le=3600, description="how long a call may wait for the end of a job, at most"
+    )
+    waiters: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="calls that wait for the end of a job in one process, at most",
     )
     find: int = Field(1000, ge=1, le=100_000, description="jobs that find() returns, at most")
     biz_types: int = Field(
@@ -767,6 +822,15 @@ class LimitSettings(_SettingGroup):
         ge=1,
         le=100_000,
         description="types that `toc types` declares, with those it has forgotten, at most",
+    )
+    countdown: int = Field(
+        1000, ge=1, le=10_000, description="arrivals that a countdown waits for, at most"
+    )
+    partitions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
     )
 
 
@@ -788,6 +852,12 @@ class LeaseSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="pull types that one process serves, and types in one lease call, at most",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="processes that lease jobs: each takes its part of a type's limits while Redis is away",
     )
     threads: int = Field(
         4, ge=1, le=64, description="threads for each database that settle leases in a process"

@@ -37,6 +37,7 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
+from toc.domain.pauses import HeldTypes
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
@@ -52,6 +53,7 @@ from toc.runtime.setting_groups import (
     LeaseSettings,
     LimitSettings,
     MysqlSettings,
+    PauseSettings,
     ReconcileSettings,
     RetentionSettings,
     ScannerSettings,
@@ -153,7 +155,9 @@ class Settings(BaseSettings):
     web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
+    _held_types: HeldTypes = PrivateAttr(default_factory=HeldTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
+    pauses: PauseSettings = PauseSettings()
     client: ClientSettings = ClientSettings()
 
     @model_validator(mode="before")
@@ -326,6 +330,11 @@ class Settings(BaseSettings):
         return self._pull_types
 
     @property
+    def held_types(self) -> HeldTypes:
+        """What this process knows to be paused or limited. No setting: the pauses fill it."""
+        return self._held_types
+
+    @property
     def facts(self) -> dict[str, str]:
         """The values that all processes must share; toc_meta stores them, and toc refuses other values."""
         amounts = {
@@ -390,6 +399,10 @@ class Settings(BaseSettings):
         """The topic that the reminders of a biz_type go to: of a pull type, a topic of its own."""
         if biz_type in self._pull_types.names:
             return topic_of_pull_type(biz_type)
+        return self.home_topic_of(biz_type)
+
+    def home_topic_of(self, biz_type: str) -> str:
+        """The topic that the settings name for a biz_type, whatever its mode."""
         return next(
             (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
         )

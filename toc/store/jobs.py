@@ -45,6 +45,8 @@ OnDuplicate = Literal["keep", "replace", "earliest", "latest", "error", "once"]
 ON_DUPLICATE: tuple[str, ...] = get_args(OnDuplicate)
 ROWS_MAX = 1000  # rows per INSERT, well below SQLite's 32,766 variables
 _TRIES_MAX = 10
+AlsoInsert = Callable[[Connection, Database, Sequence["InsertResult"]], None]
+"""Writes other rows in the transaction that inserts jobs, by their results."""
 _LIVE = [int(status) for status in Status if status.live]
 _COLUMNS = "job_id, biz_id, type_no, action_time, due_time, attribute, dedup_key"
 
@@ -100,10 +102,12 @@ class Jobs:
         on_duplicate: OnDuplicate,
         connection: Connection | None = None,
         actor: str | None = None,
+        also: AlsoInsert | None = None,
     ) -> list[InsertResult]:
         """Inserts jobs of *one* database, in one transaction: that of the caller's `connection`, if given.
 
-        actor: in whose name a replaced job is changed; None: in that of this object.
+        actor: in whose name a replaced job is changed; None: in that of this object. `also`: without
+        `connection` only.
 
         Returns results in the order of `jobs`. Raises DuplicateJob for a held key with on_duplicate="error",
         or "replace" or "latest" when the holder is already running: then the call has written nothing.
@@ -112,6 +116,8 @@ class Jobs:
         insert = _JobInsert(
             self, database, self._databases.routing, jobs, on_duplicate, actor or self.actor
         )
+        if also is not None:
+            return insert.insert_with(also)
         if connection is None:
             return insert.insert_in_transaction()
         with join_transaction(connection, database, self._database_metadata):
@@ -122,9 +128,12 @@ class Jobs:
     def get(self, job_id: int) -> Job | None:
         """Reads a job by its id; None: there is no such row."""
         shard, database = self._shard_and_database(job_id)
-        query = select(*JOB_COLUMNS).where(c.job_id == job_id)
+        query = select(*JOB_COLUMNS, c.result).where(c.job_id == job_id)
         rows = database.select(query, shard)
-        return job_from_row(rows[0], self.type_name(rows[0].type_no, database)) if rows else None
+        if not rows:
+            return None
+        row = rows[0]
+        return job_from_row(row, self.type_name(row.type_no, database), row.result)
 
     def find(
         self,
@@ -142,10 +151,14 @@ class Jobs:
         conditions = _business_conditions(business, type_no, dedup_key)
         if before_id is not None:
             conditions.append(c.job_id < before_id)
-        query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
+        query = (
+            select(*JOB_COLUMNS, c.result).where(*conditions).order_by(c.job_id.desc()).limit(limit)
+        )
         database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
-        return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
+        return [
+            job_from_row(row, self.type_name(row.type_no, database), row.result) for row in rows
+        ]
 
     def live_ids_of_business(
         self, shard: int, business: BusinessId, type_no: int | None, dedup_key: str | None
@@ -301,14 +314,14 @@ def _guarded_update(from_status: Status, to_status: Status, *values: tuple[Any, 
 
 _NEW_TIME = bindparam("at", type_=DatetimeAsMillis())
 _RESTARTED = ((c.action_time, _NEW_TIME), (c.due_time, _NEW_TIME), (c.attempts, 0))
-_SOONER = tuple(
+SOONER = tuple(
     (column, case((column > _NEW_TIME, _NEW_TIME), else_=column))
     for column in (c.action_time, c.due_time)
 )
 _CHANGES = {
     "cancel": _guarded_update(Status.PENDING, Status.CANCELLED, (c.due_time, None)),
     "reschedule": _guarded_update(Status.PENDING, Status.PENDING, *_RESTARTED),
-    "run_now": _guarded_update(Status.PENDING, Status.PENDING, *_SOONER),
+    "run_now": _guarded_update(Status.PENDING, Status.PENDING, *SOONER),
     "redrive": _guarded_update(Status.DEAD, Status.PENDING, *_RESTARTED),
 }
 _ANSWERS = {
@@ -370,6 +383,18 @@ class _JobInsert:
         if self._is_single_statement:
             return self._database.run_autocommit(self._insert_once)
         return self._database.run_transaction(self._insert_once)
+
+    def insert_with(self, also: AlsoInsert) -> list[InsertResult]:
+        """Inserts the jobs and what `also` writes, in a transaction of their own."""
+
+        def insert_both(connection: Connection) -> list[InsertResult]:
+            self._repeated = self._may_be_committed
+            results = self.insert_on_connection(connection)
+            also(connection, self._database, results)
+            self._may_be_committed = True
+            return results
+
+        return self._database.run_transaction(insert_both)
 
     def _insert_verb(self) -> Verb[list[InsertResult]]:
         """Makes the verb with the INSERTs of all parts, which fails if a job id is taken."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, delete, exists, func, or_, select
 
+from toc.domain.countdown import COUNTDOWN_KEY
 from toc.domain.ids import lowest_id_at
 from toc.domain.job import Status
 from toc.store.databases import Database, Databases, execute_on_shard
@@ -32,15 +33,23 @@ c = JOB.c
 # Pairs of type and status in one DELETE: SQLite's conditions have 1,000 terms at most.
 KINDS_MAX = 100
 _ENDED = [int(status) for status in Status if not status.live]
+_CANDIDATE = (
+    c.job_id, c.type_no, c.status, c.gmt_modified,
+    func.coalesce(c.dedup_key.startswith(COUNTDOWN_KEY), False),
+)  # fmt: skip
 
 
 class PurgeCandidate(NamedTuple):
-    """An old job, deleted if it has ended. changed_ms: time of the last change, by the server's clock."""
+    """An old job, deleted if it has ended. changed_ms: time of the last change, by the server's clock.
+
+    has_arrivals: it is a countdown, whose rows in `toc_arrival` go with it.
+    """
 
     job_id: int
     type_no: int
     status: int
     changed_ms: int
+    has_arrivals: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -103,7 +112,7 @@ class PurgePages:
     ) -> list[PurgeCandidate]:
         """Reads jobs of a shard that were created before `made_before_ms`, by id, from above `after` on."""
         query = (
-            select(c.job_id, c.type_no, c.status, c.gmt_modified)
+            select(*_CANDIDATE)
             .where(c.job_id > after, c.job_id < lowest_id_at(made_before_ms))
             .order_by(c.job_id)
             .limit(limit)
@@ -173,6 +182,7 @@ def _delete_all_or_none(
     if execute_on_shard(connection, shard, change).rowcount < len(rows):
         raise _RowsChangedError
     _delete_dead_letters(database, shard, rows, connection)
+    _delete_arrivals(database, rows, connection)
     _add_purge_counts(connection, database, rows)
     return len(rows)
 
@@ -182,7 +192,7 @@ def _lock_and_delete(
 ) -> int:
     """Locks and reads the rows again, and deletes those that are unchanged."""
     database.lock_sqlite_file(connection)
-    query = select(c.job_id, c.type_no, c.status, c.gmt_modified).where(
+    query = select(*_CANDIDATE).where(
         database.build_id_filter(c.job_id, [row.job_id for row in rows]),
         c.status.in_(_ENDED),
         c.gmt_modified <= _newest_change_ms(rows),
@@ -192,6 +202,7 @@ def _lock_and_delete(
     if left:
         mine = database.build_id_filter(c.job_id, [row.job_id for row in left])
         execute_on_shard(connection, shard, delete(JOB).where(mine))
+        _delete_arrivals(database, left, connection)
     _delete_dead_letters(database, shard, rows, connection)
     _add_purge_counts(connection, database, left)
     return len(left)
@@ -211,6 +222,15 @@ def _delete_dead_letters(
         gone = ~exists(select(c.job_id).where(c.job_id == letters.c.job_id))
         mine = letters.c.job_id.in_(dead)
         execute_on_shard(connection, shard, delete(letters).where(mine, gone))
+
+
+def _delete_arrivals(
+    database: Database, rows: Sequence[PurgeCandidate], connection: Connection
+) -> None:
+    countdowns = [row.job_id for row in rows if row.has_arrivals]
+    if countdowns:
+        its = database.arrival
+        connection.execute(delete(its).where(database.build_id_filter(its.c.job_id, countdowns)))
 
 
 # ---- counts

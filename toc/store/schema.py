@@ -5,7 +5,8 @@ routing's fingerprint and the database's identity), `toc_biz_type` (number <-> n
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
 people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
 (a copy of the tokens of HTTP), `toc_audit` (calls over HTTP), `toc_declared_type` (the declarations of
-types: each change is a row) and `toc_webhook` (the destinations of webhooks).
+types: each change is a row), `toc_webhook` (the destinations of webhooks) and `toc_arrival` (countdowns and
+their arrivals).
 """
 
 from __future__ import annotations
@@ -230,6 +231,40 @@ def declared_type_table(metadata: MetaData) -> Table:
         Column("copied", SmallInteger, nullable=False),
         # The server writes the account of the connection here, as in toc_event.
         Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def pause_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_pause",
+        metadata,
+        Column("target", ascii_varchar(80), primary_key=True),
+        Column("version", Integer, primary_key=True, autoincrement=False),
+        Column("settings", utf8_text(), nullable=False),
+        Column("changed_time", DatetimeAsMillis, nullable=False),
+        Column("change_id", ascii_varchar(32), nullable=False),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text()),
+        Column("copied", SmallInteger, nullable=False),
+        Column("peak_per_min", Integer, nullable=False),
+        # The server writes the account of the connection here, as in toc_event.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def arrival_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_arrival",
+        metadata,
+        Column("job_id", UInt64, primary_key=True, autoincrement=False),
+        # 0: the countdown itself, without an arrival_id.
+        Column("arrival_no", Integer, primary_key=True, autoincrement=False),
+        Column("wanted", Integer, nullable=False),
+        Column("arrival_id", ascii_varchar(64)),
+        Column("arrival_time", DatetimeAsMillis, nullable=False),
+        Index("uq_arrival", "job_id", "arrival_id", unique=True),
         **_TABLE_OPTIONS,
     )
 
