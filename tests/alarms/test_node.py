@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok, answer_with, reply
-from tests.worker.rig import NOW, Rig, metric
+from tests.worker.rig import LATER, NOW, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.alarms.alarm_service import AlarmService, HeldBack
 from toc.alarms.chat_sender import ChatFailedError, ChatSender
@@ -209,6 +210,33 @@ def test_one_node_of_all_looks_and_another_one_follows(make_chat: MakeChat) -> N
         look(second)
         look(first)
     assert len(chat.texts) == 2  # the second node goes on where the first one was
+
+
+def test_an_event_that_is_committed_after_a_later_one_is_not_passed_over(
+    mysql_database: str, make_chat: MakeChat
+) -> None:
+    chat = make_chat(urls=[mysql_database], quiet_s=0)
+    jobs = [
+        chat.rig.center.schedule(n, LATER, biz_type=name)
+        for n, name in enumerate(("order.slow", "order.quick"))
+    ]
+    database, service = chat.rig.databases()[0], make_service(chat.rig)
+    for _ in range(2):
+        look(service)
+
+    def bury(connection: Connection, job_id: int) -> None:
+        row = {"job_id": job_id, "what": "bury", "from_status": 1, "to_status": 4}
+        row |= {"attempts": 1, "actor": "test", "reason": "no luck"}
+        connection.execute(database.event.insert(), row)
+
+    with database.engine.begin() as slow:
+        bury(slow, jobs[0])
+        with database.engine.begin() as quick:
+            bury(quick, jobs[1])
+        look(service)
+    for _ in range(4):
+        look(service)
+    assert sorted(text.split()[5] for text in chat.texts) == ["order.quick", "order.slow"]
 
 
 def test_an_alarm_waits_for_a_chat_that_refuses_it(
