@@ -189,6 +189,8 @@ def test_one_node_of_all_looks_and_another_one_follows(make_chat: MakeChat) -> N
     first, second = make_service(chat.rig, "a"), make_service(chat.rig, "b")
     look(first)
     look(second)
+    assert first._ends
+    assert not second._ends  # it did not look
 
     def die(biz_id: int) -> None:
         job_id = chat.rig.center.schedule(biz_id, NOW, biz_type="order.close")
