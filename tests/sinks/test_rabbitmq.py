@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.deep import deep
 from tests.servers.process import Server
 from tests.sinks.brokers import RabbitmqQueue
 from tests.sinks.conftest import MakeSinkRig, declare
@@ -105,7 +106,7 @@ def test_a_wrong_password_is_shown_nowhere(
     assert "h1dden" not in letter.error + caplog.text + repr(rig.settings)
 
 
-@pytest.mark.parametrize("blow", ["kill", "freeze"])
+@pytest.mark.parametrize("blow", ["kill", pytest.param("freeze", marks=deep)])
 def test_a_broker_that_is_killed_in_the_middle_loses_no_job(
     sink_rig: MakeSinkRig, rabbitmq_server: Server, queue: RabbitmqQueue, blow: str
 ) -> None:

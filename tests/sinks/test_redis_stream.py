@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.deep import deep
 from tests.servers.endpoint import Endpoint
 from tests.servers.process import Server, ServerUnavailableError
 from tests.servers.redis import start_redis
@@ -101,7 +102,7 @@ def test_a_key_that_is_no_stream_fails_its_jobs_and_no_others(
     assert metric("toc_sink_breaker_open", sink=LABEL) == 0
 
 
-@pytest.mark.parametrize("blow", ["kill", "freeze"])
+@pytest.mark.parametrize("blow", ["kill", pytest.param("freeze", marks=deep)])
 def test_a_redis_that_is_killed_in_the_middle_loses_no_job(
     sink_rig: MakeSinkRig, durable_redis: Server, blow: str
 ) -> None:
