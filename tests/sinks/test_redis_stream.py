@@ -19,7 +19,7 @@ from tests.servers.endpoint import Endpoint
 from tests.servers.process import Server, ServerUnavailableError
 from tests.servers.redis import start_redis
 from tests.sinks.brokers import read_stream
-from tests.sinks.conftest import MakeSinkRig, declare
+from tests.sinks.conftest import SLOW_MS, MakeSinkRig, declare
 from tests.worker.rig import NOW, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
@@ -107,7 +107,9 @@ def test_a_redis_that_is_killed_in_the_middle_loses_no_job(
     sink_rig: MakeSinkRig, durable_redis: Server, blow: str
 ) -> None:
     jobs, concurrency = 400, 16
-    rig = sink_rig(sinks=settings_of(durable_redis.url, concurrency=concurrency))
+    rig = sink_rig(
+        sinks=settings_of(durable_redis.url, concurrency=concurrency, batch_wait_ms=SLOW_MS)
+    )
     declare(rig, "order.close", sink="redis-stream:orders", max_attempts=200)
     rig.start()
     done = metric("toc_sink_messages_total", sink=LABEL, outcome="done")
