@@ -31,7 +31,10 @@ async def start_countdown(backend: Backend, call: Call) -> Reply:
     body: CountdownIn = call.body
     caller, limits = call.caller, backend.settings.limits
     declared = require_type(backend, caller, "schedule", body.biz_type)
-    encode_attribute(body.payload, limits.attribute_bytes)
+    try:
+        encode_attribute(body.payload, limits.attribute_bytes)
+    except InvalidInput as error:
+        raise with_names_of_http(error) from None
     # After the size was checked: the time of this check grows with it, and the event loop waits.
     check_payload(declared, body.payload, field="payload")
     biz_id = parse_biz_id(body.biz_id, body.biz_id_is_text, digits_are_text=True)
