@@ -26,6 +26,7 @@ from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store import (
+    alarm_reads,
     archive_status,
     declared_types,
     migrate,
@@ -202,6 +203,11 @@ def run_jobs(place: Place, url: str) -> None:
         reconcile_status.record_reconcile_result(
             library.databases, "agreed", 0, 0, 1.0, is_whole=True
         )
+        run(place.url, "DELETE FROM toc_meta WHERE name LIKE 'alarm%'")
+        for _ in range(2):  # an INSERT, and an UPDATE
+            assert alarm_reads.hold_alarms(database, "worker", 1000)
+            alarm_reads.write_mark(database, 1)
+        assert alarm_reads.read_failures(database, 1, alarm_reads.next_event_id(database))
         run(place.url, f"DELETE FROM toc_meta WHERE name = '{nightly_status.NIGHTLY}'")
         for _ in range(2):  # an INSERT, and an UPDATE
             nightly_status.record_nightly_status(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from tests.servers.endpoint import Endpoint
 from tests.webhooks.receiver import Answer, Receiver, answer_ok, answer_with, reply
-from tests.worker.rig import NOW, Rig, metric
+from tests.worker.rig import LATER, NOW, Rig, metric
 from tests.worker.waiting import wait_until
-from toc.alarms.alarm_service import AlarmService
+from toc.alarms.alarm_service import AlarmService, HeldBack
 from toc.alarms.chat_sender import ChatFailedError, ChatSender
 from toc.domain.job import Job, Status
 from toc.errors import SettingsError
@@ -131,32 +131,50 @@ def test_what_happened_before_the_first_look_is_no_news(make_chat: MakeChat) -> 
     assert len(chat.texts) == 1
 
 
-def test_late_jobs_are_told_unless_their_type_is_paused(
+def test_late_jobs_are_told_unless_a_pause_holds_them_back(
     mysql_database: str, make_chat: MakeChat
 ) -> None:
-    """Nobody handles the types."""
+    """Nobody handles the types. 150 jobs that are held back do not hide the one behind them."""
     chat = make_chat(urls=[mysql_database], late_s=1, quiet_s=0)
-    long_ago = timedelta()
-    paused = chat.rig.center.schedule(1, long_ago, biz_type="order.paused")
-    late = chat.rig.center.schedule(1, long_ago, biz_type="order.late")
-    service = make_service(chat.rig, paused_types=lambda: ["order.paused"])
+    held = chat.rig.center.schedule_many(
+        {"biz_id": 5, "action_time": NOW, "biz_type": "order.held"} for _ in range(150)
+    )
+    late = chat.rig.center.schedule(5, NOW, biz_type="order.late")
+    service = make_service(chat.rig, is_held_back=lambda name, due_ms: name == "order.held")
     wait_until(lambda: look(service) and len(chat.texts) >= 2, "two messages", 60)
     assert all(f"jobs of order.late are late\njob {late} is due for" in each for each in chat.texts)
-    service._paused_types = lambda: ["order.late"]
-    wait_until(lambda: look(service) and "order.paused" in chat.texts[-1], "the other type", 60)
-    assert f"job {paused}" in chat.texts[-1]
-    chat.rig.center.cancel(paused)
+    # The job that was due before the end of the pause is held back, and no other.
+    end_ms = chat.rig.row(held[0]).due_ms
+    assert end_ms is not None
+    service._is_held_back = lambda name, due_ms: name == "order.late" or due_ms < end_ms
+    wait_until(lambda: look(service) and "order.held" in chat.texts[-1], "the other type", 60)
+    service._is_held_back = lambda name, due_ms: True
     look(service)
     told = len(chat.texts)
     look(service)
     assert len(chat.texts) == told
 
 
-def make_service(rig: Rig, holder: str = "a", **terms: Any) -> AlarmService:
+def test_a_paused_type_raises_no_alarm_in_a_node(make_chat: MakeChat) -> None:
+    chat = make_chat(late_s=1, quiet_s=0)
+    seen: list[str] = []
+    chat.rig.handler("order.close")(lambda job: seen.append(job.biz_type))
+    chat.rig.center.pause("order.close", reason="a test")
+    chat.start()
+    chat.rig.center.schedule(1, NOW, biz_type="order.close")
+    chat.rig.center.schedule(1, NOW, biz_type="order.unknown")
+    wait_until(lambda: len(chat.texts) >= 3, "alarms of the type that nobody handles", 60)
+    assert not seen
+    assert all("order.unknown" in each for each in chat.texts)
+
+
+def make_service(
+    rig: Rig, holder: str = "a", is_held_back: HeldBack = lambda name, due_ms: False
+) -> AlarmService:
     databases = rig.databases()
     types = DatabaseMetadata(databases).types
     chat = ChatSender(rig.settings)
-    return AlarmService(rig.settings, databases, types, rig.clock, holder, chat, **terms)
+    return AlarmService(rig.settings, databases, types, rig.clock, holder, chat, is_held_back)
 
 
 def look(service: AlarmService) -> bool:
@@ -171,6 +189,8 @@ def test_one_node_of_all_looks_and_another_one_follows(make_chat: MakeChat) -> N
     first, second = make_service(chat.rig, "a"), make_service(chat.rig, "b")
     look(first)
     look(second)
+    assert first._ends
+    assert not second._ends  # it did not look
 
     def die(biz_id: int) -> None:
         job_id = chat.rig.center.schedule(biz_id, NOW, biz_type="order.close")
@@ -192,6 +212,33 @@ def test_one_node_of_all_looks_and_another_one_follows(make_chat: MakeChat) -> N
         look(second)
         look(first)
     assert len(chat.texts) == 2  # the second node goes on where the first one was
+
+
+def test_an_event_that_is_committed_after_a_later_one_is_not_passed_over(
+    mysql_database: str, make_chat: MakeChat
+) -> None:
+    chat = make_chat(urls=[mysql_database], quiet_s=0)
+    jobs = [
+        chat.rig.center.schedule(n, LATER, biz_type=name)
+        for n, name in enumerate(("order.slow", "order.quick"))
+    ]
+    database, service = chat.rig.databases()[0], make_service(chat.rig)
+    for _ in range(2):
+        look(service)
+
+    def bury(connection: Connection, job_id: int) -> None:
+        row = {"job_id": job_id, "what": "bury", "from_status": 1, "to_status": 4}
+        row |= {"attempts": 1, "actor": "test", "reason": "no luck"}
+        connection.execute(database.event.insert(), row)
+
+    with database.engine.begin() as slow:
+        bury(slow, jobs[0])
+        with database.engine.begin() as quick:
+            bury(quick, jobs[1])
+        look(service)
+    for _ in range(4):
+        look(service)
+    assert sorted(text.split()[5] for text in chat.texts) == ["order.quick", "order.slow"]
 
 
 def test_an_alarm_waits_for_a_chat_that_refuses_it(

@@ -65,7 +65,7 @@ def test_failures_are_an_alarm_only_if_they_come_within_the_window() -> None:
     assert send_all(silent, 0) == []
 
 
-def test_a_type_that_is_in_time_again_or_paused_needs_no_message() -> None:
+def test_a_type_that_is_in_time_again_needs_no_message() -> None:
     alarms = make(per_hour=1)
     alarms.note_dead("x", 1, "")
     assert len(send_all(alarms, 0)) == 1
@@ -75,10 +75,6 @@ def test_a_type_that_is_in_time_again_or_paused_needs_no_message() -> None:
     assert [(alarm.key.biz_type, alarm.detail) for alarm in send_all(alarms, HOUR_MS)] == [
         ("b", "job 3")
     ]
-    alarms.note_dead("a", 1, "")
-    alarms.set_late({"a": "job 4"})
-    alarms.drop_types(["a"])
-    assert alarms.waiting_count == 0
 
 
 EVENTS = st.lists(

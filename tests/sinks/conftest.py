@@ -24,6 +24,8 @@ gone = tests.sinks.no_such_module:Sink
 rabbitmq = tests.sinks.plug_ins:RecordingSink
 webhook = tests.sinks.plug_ins:RecordingSink
 """
+SLOW_MS = 50
+"""`batch_wait_ms` of tests that break a server in the middle: 400 jobs then take a second."""
 MakeSinkRig = Callable[..., Rig]
 
 

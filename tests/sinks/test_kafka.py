@@ -12,7 +12,7 @@ import pytest
 from tests.servers.kafka_mock import KafkaMock, start_kafka_mock
 from tests.servers.process import ServerUnavailableError
 from tests.sinks.brokers import KafkaTopic
-from tests.sinks.conftest import MakeSinkRig, declare
+from tests.sinks.conftest import SLOW_MS, MakeSinkRig, declare
 from tests.worker.rig import NOW, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
@@ -92,7 +92,9 @@ def test_brokers_that_go_away_in_the_middle_lose_no_job(
     sink_rig: MakeSinkRig, cluster: KafkaMock, topic: str
 ) -> None:
     jobs, concurrency = 400, 16
-    rig = sink_rig(sinks=settings_of(cluster, concurrency=concurrency, timeout_s=2))
+    rig = sink_rig(
+        sinks=settings_of(cluster, concurrency=concurrency, timeout_s=2, batch_wait_ms=SLOW_MS)
+    )
     declare(rig, "order.close", sink=f"kafka:orders/{topic}", max_attempts=200)
     rig.start()
     done = metric("toc_sink_messages_total", sink=LABEL, outcome="done")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.deep import deep
 from tests.servers.process import Server
 from tests.sinks.brokers import RabbitmqQueue
-from tests.sinks.conftest import MakeSinkRig, declare
+from tests.sinks.conftest import SLOW_MS, MakeSinkRig, declare
 from tests.worker.rig import NOW, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
@@ -105,12 +106,14 @@ def test_a_wrong_password_is_shown_nowhere(
     assert "h1dden" not in letter.error + caplog.text + repr(rig.settings)
 
 
-@pytest.mark.parametrize("blow", ["kill", "freeze"])
+@pytest.mark.parametrize("blow", ["kill", pytest.param("freeze", marks=deep)])
 def test_a_broker_that_is_killed_in_the_middle_loses_no_job(
     sink_rig: MakeSinkRig, rabbitmq_server: Server, queue: RabbitmqQueue, blow: str
 ) -> None:
     jobs, concurrency = 400, 16
-    rig = sink_rig(sinks=settings_of(queue, concurrency=concurrency, timeout_s=2))
+    rig = sink_rig(
+        sinks=settings_of(queue, concurrency=concurrency, timeout_s=2, batch_wait_ms=SLOW_MS)
+    )
     declare(rig, "order.close", sink="rabbitmq:orders", max_attempts=200)
     rig.start()
     done = metric("toc_sink_messages_total", sink="rabbitmq:orders", outcome="done")

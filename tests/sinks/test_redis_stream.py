@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import redis
 
+from tests.deep import deep
 from tests.servers.endpoint import Endpoint
 from tests.servers.process import Server, ServerUnavailableError
 from tests.servers.redis import start_redis
 from tests.sinks.brokers import read_stream
-from tests.sinks.conftest import MakeSinkRig, declare
+from tests.sinks.conftest import SLOW_MS, MakeSinkRig, declare
 from tests.worker.rig import NOW, Rig, metric
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
@@ -101,12 +102,14 @@ def test_a_key_that_is_no_stream_fails_its_jobs_and_no_others(
     assert metric("toc_sink_breaker_open", sink=LABEL) == 0
 
 
-@pytest.mark.parametrize("blow", ["kill", "freeze"])
+@pytest.mark.parametrize("blow", ["kill", pytest.param("freeze", marks=deep)])
 def test_a_redis_that_is_killed_in_the_middle_loses_no_job(
     sink_rig: MakeSinkRig, durable_redis: Server, blow: str
 ) -> None:
     jobs, concurrency = 400, 16
-    rig = sink_rig(sinks=settings_of(durable_redis.url, concurrency=concurrency))
+    rig = sink_rig(
+        sinks=settings_of(durable_redis.url, concurrency=concurrency, batch_wait_ms=SLOW_MS)
+    )
     declare(rig, "order.close", sink="redis-stream:orders", max_attempts=200)
     rig.start()
     done = metric("toc_sink_messages_total", sink=LABEL, outcome="done")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from toc.alarms.alarm import Alarm
 from toc.alarms.chat_sender import ChatFailedError, ChatSender
@@ -39,13 +39,14 @@ log = logging.getLogger(__name__)
 
 LEASE_TICKS = 3
 LEASE_MS_MIN = 30_000
-PausedTypes = Callable[[], Collection[str]]
+HeldBack = Callable[[str, int], bool]
+"""Whether a job of a biz_type that was due at a time (ms since 1970) is late because of a pause."""
 
 
 class AlarmService(Service):
     """The alarms of one node. `holder`: the unique name of this process.
 
-    paused_types: types of which there are no alarms now.
+    is_held_back: such jobs are late because somebody wants it, and raise no alarm.
     """
 
     def __init__(
@@ -56,13 +57,13 @@ class AlarmService(Service):
         clock: Clock,
         holder: str,
         chat: ChatSender,
-        paused_types: PausedTypes = tuple,
+        is_held_back: HeldBack,
     ) -> None:
         super().__init__("toc-alarms")
         self._alarms, self._namespace = settings.alarms, settings.namespace
         self._routing, self._databases, self._types = settings.routing, databases, types
         self._clock, self._holder, self._chat = clock, holder, chat
-        self._paused_types = paused_types
+        self._is_held_back = is_held_back
         self._pending = PendingAlarms(settings.alarms)
         # By database: up to which event the next look reads. Empty: this node did not look before.
         self._ends: dict[int, int] = {}
@@ -75,18 +76,16 @@ class AlarmService(Service):
             self._ends.clear()
             self._pending = PendingAlarms(self._alarms)
             return tick_s
-        paused = set(self._paused_types())
         late: dict[str, str] = {}
         read: list[tuple[Database, int]] = []
         for database in self._databases:
             try:
-                read += self._read_events(database, paused)
-                self._find_late(database, paused, late)
+                read += self._read_events(database)
+                self._find_late(database, late)
             except (StoreUnavailable, StatementFailed) as error:
                 text = "alarms: database %d is left out: %s"
                 self._log_throttle.warning(database.index, text, database.index, error)
         self._pending.set_late(late)
-        self._pending.drop_types(paused)
         sent = self._send_next()
         for database, event_id in read:
             write_mark(database, event_id)
@@ -95,9 +94,7 @@ class AlarmService(Service):
 
     # ---- looking
 
-    def _read_events(
-        self, database: Database, paused: Collection[str]
-    ) -> Iterator[tuple[Database, int]]:
+    def _read_events(self, database: Database) -> Iterator[tuple[Database, int]]:
         """Notes the failures since the last look. Yields the mark to be recorded."""
         end = self._ends.get(database.index)
         self._ends[database.index] = newest = next_event_id(database)
@@ -105,12 +102,10 @@ class AlarmService(Service):
         if first is None:  # what was before the first look is no news
             yield database, newest
         elif end is not None and end > first:
-            self._note_failures(database, read_failures(database, first, end), paused)
+            self._note_failures(database, read_failures(database, first, end))
             yield database, end
 
-    def _note_failures(
-        self, database: Database, events: list[FailureEvent], paused: Collection[str]
-    ) -> None:
+    def _note_failures(self, database: Database, events: list[FailureEvent]) -> None:
         numbers = EventReader(database).read_type_numbers(
             self._routing, {event.job_id for event in events}
         )
@@ -119,7 +114,7 @@ class AlarmService(Service):
         for event in events:
             number = numbers.get(event.job_id)
             name = None if number is None else self._name_of(number, database)
-            if name is None or name in paused:
+            if name is None:
                 continue
             kinds = (False, True) if event.is_dead else (False,)  # a death is a failure too
             for is_dead in kinds:
@@ -133,18 +128,19 @@ class AlarmService(Service):
             elif self._alarms.dead:
                 self._pending.note_dead(name, count, detail)
 
-    def _find_late(self, database: Database, paused: Collection[str], late: dict[str, str]) -> None:
+    def _find_late(self, database: Database, late: dict[str, str]) -> None:
         if not isinstance(self._alarms.late_s, (int, float)):
             return
+        late_ms, now_ms = round(self._alarms.late_s * 1000), database.now_ms()
         known: Mapping[int, str] = self._types.known.names
-        numbers = [number for number, name in known.items() if name in paused]
-        now_ms = database.now_ms()
-        late_ms = round(self._alarms.late_s * 1000)
-        for row in read_late_rows(self._databases, database, late_ms, numbers):
+        # Types of which no late job counts: their rows would hide those of others behind them.
+        held = [no for no, name in known.items() if self._is_held_back(name, now_ms - late_ms)]
+        for row in read_late_rows(self._databases, database, late_ms, held):
             name = self._name_of(row.type_no, database)
-            if name is not None and name not in late and name not in paused:
-                seconds = (now_ms - row.due_ms) // 1000
-                late[name] = f"job {row.job_id} is due for {seconds} s"
+            if name is None or name in late or self._is_held_back(name, row.due_ms):
+                continue
+            seconds = (now_ms - row.due_ms) // 1000
+            late[name] = f"job {row.job_id} is due for {seconds} s"
 
     def _name_of(self, number: int, database: Database) -> str | None:
         try:

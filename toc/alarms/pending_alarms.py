@@ -7,7 +7,7 @@ type that is in time again needs no message any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from toc.alarms.alarm import Alarm, AlarmKey, AlarmKind
@@ -65,12 +65,6 @@ class PendingAlarms:
         for biz_type, detail in late.items():
             key = AlarmKey(AlarmKind.LATE, biz_type)
             self._pending[key] = Alarm(key, 1, detail)
-
-    def drop_types(self, biz_types: Iterable[str]) -> None:
-        """Forgets what waits of types that are paused."""
-        for biz_type in biz_types:
-            for kind in AlarmKind:
-                self._pending.pop(AlarmKey(kind, biz_type), None)
 
     def take_next(self, now_ms: int) -> Alarm | None:
         """The alarm that may be sent now; None: none may. The caller says by `note_sent` that it was sent."""

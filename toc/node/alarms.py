@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
-from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
-from toc.store.databases import Databases
+from toc.worker.context import ProcessContext
 
 log = logging.getLogger(__name__)
 
 
 def make_alarm_services(
-    settings: Settings, databases: Databases, types: BizTypeCache, clock: Clock, holder: str
+    process: ProcessContext,
+    types: BizTypeCache,
+    holder: str,
+    is_held_back: Callable[[str, int], bool],
 ) -> list[Service]:
-    """The service, or none: without `alarms.url`, or without toc[web]. Raises SettingsError for a bad URL."""
+    """The service, or none: without `alarms.url`, or without toc[web]. Raises SettingsError for a bad URL.
+
+    holder: the unique name of this process. is_held_back: as of the gate.
+    """
+    settings = process.settings
     if settings.alarms.url is None:
         return []
     try:
@@ -26,4 +32,7 @@ def make_alarm_services(
         text = "this node sends no alarms: %s is not installed: pip install 'toc[web]'"
         log.error(text, error.name)  # noqa: TRY400 - the text says all
         return []
-    return [AlarmService(settings, databases, types, clock, holder, ChatSender(settings))]
+    chat = ChatSender(settings)
+    return [
+        AlarmService(settings, process.databases, types, process.clock, holder, chat, is_held_back)
+    ]

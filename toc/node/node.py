@@ -199,7 +199,7 @@ class Node:
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         services += make_alarm_services(
-            settings, self.databases, types, self._clock, worker.process_identity
+            process, types, worker.process_identity, pauses.gate.is_held_back
         )
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]

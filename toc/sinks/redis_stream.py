@@ -10,7 +10,6 @@ Redis confirms what it has in memory: what a crash takes from it then depends on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry as RedisRetry
@@ -29,8 +28,6 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 class RedisStreamSink(Sink):
     """Streams of one Redis. An entry has the fields job_id, type and body."""
-
-    extra: ClassVar[str] = "toc"
 
     def __init__(self, destination: SinkDestination) -> None:
         super().__init__(destination)

@@ -111,11 +111,11 @@ def read_failures(database: Database, first: int, end: int) -> list[FailureEvent
 
 
 def read_late_rows(
-    databases: Databases, database: Database, late_ms: int, paused: Collection[int]
+    databases: Databases, database: Database, late_ms: int, held: Collection[int]
 ) -> Iterator[DueRow]:
-    """The oldest rows of each shard that are due for longer than `late_ms`, without paused types."""
+    """The oldest rows of each shard that are due for longer than `late_ms`, without the types `held`."""
     pages = DuePages(databases)
-    types = TypesExcept(frozenset(paused)) if paused else None
+    types = TypesExcept(frozenset(held)) if held else None
     for shards in _in_parts(sorted(database.shards)):
         for shard in sorted(pages.find_overdue_shards(dict.fromkeys(shards, late_ms))):
             yield from pages.read_overdue_rows(shard, (0, 0), late_ms, types, LATE_ROWS_MAX)
