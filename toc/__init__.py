@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from toc.center.center import JobSpec, TimeoutCenter
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
+    from toc.domain.recurring import Recurring
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
         AccessUnavailable,
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     find = _center.find
     dead = _center.dead
     handler = _center.handler
+    recur = _center.recur
+    recurring = _center.recurring
+    every = _center.every
     complete = _center.complete
     close = _center.close
 
@@ -72,6 +76,7 @@ _HOMES = {
     "toc.center.center": ("JobSpec", "TimeoutCenter"),
     "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
+    "toc.domain.recurring": ("Recurring",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
     "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
@@ -80,7 +85,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "get", "find", "dead", "handler", "complete", "close",
+    "get", "find", "dead", "handler", "recur", "recurring", "every", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -114,10 +119,10 @@ __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "AsyncRemoteCenter", "AsyncTimeoutCenter",
     "ClaimLost", "ClusterUnavailable", "Dead", "DeadJob", "Drop", "DuplicateJob", "Exponential",
     "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec", "NotFound", "Overloaded",
-    "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
+    "PartlyScheduled", "Recurring", "RemoteCenter", "RequestFailed", "Retry", "Scheduled", "SchemaMismatch",
     "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
     "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "Unauthenticated", "WrongDatabase", "cancel", "close", "complete", "connect", "current_job",
-    "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
-    "run_now", "schedule", "schedule_each", "schedule_many",
+    "dead", "every", "find", "get", "handler", "load_settings", "place", "recur", "recurring",
+    "redrive", "reschedule", "run_now", "schedule", "schedule_each", "schedule_many",
 ]  # fmt: skip

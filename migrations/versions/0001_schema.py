@@ -218,6 +218,37 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     PRIMARY KEY (name)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_recurring": """
+CREATE TABLE IF NOT EXISTS toc_recurring (
+    tenant       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name         VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version      INT         NOT NULL,
+    definition   TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    type_no      INT         NOT NULL,
+    cursor_time  DATETIME(3) NOT NULL,
+    job_id       BIGINT UNSIGNED NULL,
+    nominal_time DATETIME(3) NULL,
+    made         BIGINT      NOT NULL,
+    skipped      BIGINT      NOT NULL,
+    paused_time  DATETIME(3) NULL,
+    actor        VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason       TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    gmt_create   DATETIME(3) NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    gmt_modified DATETIME(3) NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    PRIMARY KEY (tenant, name)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
+    "toc_occurrence": """
+CREATE TABLE IF NOT EXISTS toc_occurrence (
+    tenant       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name         VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    nominal_time DATETIME(3) NOT NULL,
+    job_id       BIGINT UNSIGNED NOT NULL,
+    made_time    DATETIME(3) NOT NULL,
+    PRIMARY KEY (tenant, name, nominal_time),
+    KEY ix_made (made_time)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -332,12 +363,43 @@ CREATE TABLE IF NOT EXISTS toc_webhook (
     removed             SMALLINT      NOT NULL DEFAULT 0
 )
 """,
+    "toc_recurring": """
+CREATE TABLE IF NOT EXISTS toc_recurring (
+    tenant       VARCHAR(32) NOT NULL,
+    name         VARCHAR(64) NOT NULL,
+    version      INTEGER     NOT NULL,
+    definition   TEXT        NOT NULL,
+    type_no      INTEGER     NOT NULL,
+    cursor_time  VARCHAR(23) NOT NULL,
+    job_id       BIGINT,
+    nominal_time VARCHAR(23),
+    made         BIGINT      NOT NULL,
+    skipped      BIGINT      NOT NULL,
+    paused_time  VARCHAR(23),
+    actor        VARCHAR(96) NOT NULL,
+    reason       TEXT,
+    gmt_create   VARCHAR(23) NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    gmt_modified VARCHAR(23) NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    PRIMARY KEY (tenant, name)
+)
+""",
+    "toc_occurrence": """
+CREATE TABLE IF NOT EXISTS toc_occurrence (
+    tenant       VARCHAR(32) NOT NULL,
+    name         VARCHAR(64) NOT NULL,
+    nominal_time VARCHAR(23) NOT NULL,
+    job_id       BIGINT      NOT NULL,
+    made_time    VARCHAR(23) NOT NULL,
+    PRIMARY KEY (tenant, name, nominal_time)
+)
+""",
 }
 
 INDEXES_SQLITE = {
     "toc_dead_job": ["CREATE INDEX IF NOT EXISTS ix_dead_time ON toc_dead_job (dead_time, job_id)"],
     "toc_event": ["CREATE INDEX IF NOT EXISTS ix_job ON toc_event (job_id, event_id)"],
     "toc_audit": ["CREATE INDEX IF NOT EXISTS ix_token ON toc_audit (token_id, audit_id)"],
+    "toc_occurrence": ["CREATE INDEX IF NOT EXISTS ix_made ON toc_occurrence (made_time)"],
 }
 
 STATUS_NAME = (

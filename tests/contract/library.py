@@ -88,6 +88,8 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_purge")
                 connection.exec_driver_sql("DELETE FROM toc_declared_type")
                 connection.exec_driver_sql("DELETE FROM toc_webhook")
+                connection.exec_driver_sql("DELETE FROM toc_recurring")
+                connection.exec_driver_sql("DELETE FROM toc_occurrence")
         self.close()
         self.clock = TestClock()
         self.connect()

@@ -83,6 +83,7 @@ class AsyncTimeoutCenter:
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)
     dead = _in_thread(TimeoutCenter.dead)
+    recur = _in_thread(TimeoutCenter.recur)
 
     async def close(self) -> None:
         """Waits for the calls that are under way, then disconnects. The next call connects again."""

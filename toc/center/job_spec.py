@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Required, TypedDict
 
 from toc.domain.argument_checks import check_biz_type, check_dedup_key, encode_attribute
 from toc.domain.biz_ids import BusinessId, check_business_id
+from toc.domain.occurrence_keys import KEY_PREFIX
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput
 
@@ -57,8 +58,16 @@ def check_job_fields(
         check_biz_type(fields.get("biz_type", biz_type)),
         action_time if isinstance(action_time, timedelta) else action_ms,
         encode_attribute(fields.get("attribute"), attribute_bytes_max),
-        check_dedup_key(fields.get("dedup_key")),
+        _check_new_key(fields.get("dedup_key")),
     )
+
+
+def _check_new_key(value: object) -> str | None:
+    key = check_dedup_key(value)
+    if key is not None and key.startswith(KEY_PREFIX):
+        rule = f"must not begin with {KEY_PREFIX!r}: such keys are those of recurring schedules"
+        raise InvalidInput("dedup_key", key, rule)
+    return key
 
 
 def check_job_spec(

@@ -51,6 +51,7 @@ from toc.runtime.setting_groups import (
     LimitSettings,
     MysqlSettings,
     ReconcileSettings,
+    RecurringSettings,
     RetentionSettings,
     ScannerSettings,
     TimerSettings,
@@ -118,6 +119,10 @@ class Settings(BaseSettings):
     types: dict[str, TypeSettings] = Field(
         default_factory=dict,
         description="declarations of types by name (docs/how-to/types.md)",
+    )
+    recurring: dict[str, RecurringSettings] = Field(
+        default_factory=dict,
+        description="recurring schedules by name (docs/how-to/recurring.md)",
     )
     pool_size: int = Field(
         16, ge=1, le=1000, description="connections per database and process, at most"
@@ -211,6 +216,16 @@ class Settings(BaseSettings):
             given = fields.model_dump(exclude={"payload_schema"}, exclude_none=True)
             try:
                 DeclaredType.from_fields(name, given)
+            except InvalidInput as error:
+                raise ValueError(f"{name}: {error}") from None
+        return value
+
+    @field_validator("recurring")
+    @classmethod
+    def _check_schedules(cls, value: dict[str, RecurringSettings]) -> dict[str, RecurringSettings]:
+        for name, fields in value.items():
+            try:
+                fields.to_schedule(name)
             except InvalidInput as error:
                 raise ValueError(f"{name}: {error}") from None
         return value
@@ -422,7 +437,9 @@ def load_settings(**overrides: Any) -> Settings:
 # ---- names
 
 
-NAMED_GROUPS: Mapping[str, type[BaseModel]] = {"topics": TopicSettings, "types": TypeSettings}
+NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
+    "topics": TopicSettings, "types": TypeSettings, "recurring": RecurringSettings,
+}  # fmt: skip
 """The settings that are groups by a name, as `[topics.orders]`."""
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
+from toc.domain.occurrence_keys import catch_up_s_of_key
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
+from toc.handlers.verdicts import Drop
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.databases import Database
 
@@ -128,6 +130,8 @@ class RunMaker:
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
             spec = replace(spec, function=_make_failing_handler(error), is_async=False)
+        if row.dedup_key is not None and self._is_past_catch_up(row):
+            spec = replace(spec, function=_drop_late_occurrence, is_async=False)
         control = RunControl(self._extend_s_max)
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
@@ -141,6 +145,13 @@ class RunMaker:
             found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,
         )  # fmt: skip
 
+    def _is_past_catch_up(self, row: ClaimedRow) -> bool:
+        """Whether the row is an occurrence of a recurring schedule that begins too late (ADR 46)."""
+        catch_up_s = catch_up_s_of_key(row.dedup_key)
+        if catch_up_s is None or row.attempts > 1:
+            return False
+        return self._claimed_ms(row) > row.action_ms + catch_up_s * 1000
+
     def _claimed_ms(self, row: ClaimedRow) -> int:
         """The database's time at the claim, within the bounds that this process believes."""
         server_ms = row.claimed_ms
@@ -150,6 +161,12 @@ class RunMaker:
             clamped_ms = self._database.server_clock.clamp_server_time_ms(server_ms)
             self._clamped_ms[server_ms] = clamped_ms
         return clamped_ms
+
+
+def _drop_late_occurrence(job: Job) -> None:
+    """A handler that cancels an occurrence whose schedule does not want it any more."""
+    catch_up_s = catch_up_s_of_key(job.dedup_key)
+    raise Drop(f"not begun within the catch-up of {catch_up_s} s of its recurring schedule")
 
 
 def _make_failing_handler(error: Exception) -> Callable[[Job], None]:
