@@ -65,6 +65,8 @@ class Place:
             "toc_token",
             "toc_audit",
             "toc_webhook",
+            "toc_recurring",
+            "toc_occurrence",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

@@ -68,6 +68,10 @@ def client(place: Place, url: str) -> None:
         assert center.get(ids[1]) is not None
         assert center.redrive(dead, reason="mended")
         assert center.cancel(dead)
+        # Another definition replaces the job of the first one: its record is deleted.
+        for cron in ("0 3 * * *", "0 4 * * *"):
+            assert center.recur("nightly", cron=cron, biz_type=name).job_id
+        center.recurring.remove("nightly")
         engine = create_engine(url, poolclass=NullPool)
         with Session(engine) as session:
             center.schedule(77, LATER, session=session)

@@ -41,15 +41,15 @@ def test_it_says_what_it_did(toc: Toc) -> None:
     result = toc("migrate")
     assert result.code == 0
     assert (
-        result.out == f"2 databases at revision {HEAD}: 22 tables and 8 views brought up to date\n"
+        result.out == f"2 databases at revision {HEAD}: 26 tables and 8 views brought up to date\n"
     )
     again = toc("migrate")
     assert (again.code, again.err) == (0, "")
     assert again.out == f"2 databases at revision {HEAD}: nothing was to be done\n"
     down = toc("migrate", "--down-to", "base", "--yes")
-    assert down.out == "2 databases at revision none: 22 tables and 8 views taken back\n"
+    assert down.out == "2 databases at revision none: 26 tables and 8 views taken back\n"
     assert toc("migrate", "--json").json == {
-        "databases": 2, "revision": HEAD, "tables": 22, "views": 8, "steps": 30, "pending": [],
+        "databases": 2, "revision": HEAD, "tables": 26, "views": 8, "steps": 34, "pending": [],
     }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_its_bars_count_the_steps_of_every_revision(toc: Toc) -> None:
     result = toc("migrate")
     for database in (0, 1):
         assert f"database {database} " in result.err
-    # 11 tables, 4 views and 2 columns
-    assert result.err.count(" 17/17 ") == 2
+    # 13 tables, 4 views and 2 columns
+    assert result.err.count(" 19/19 ") == 2
     toc("migrate", "--down-to", "0001", "--yes")
     assert toc("migrate").err.count(" 2/2 ") == 2
 
