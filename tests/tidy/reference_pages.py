@@ -26,7 +26,8 @@ VERBS = (
     "recur", "recurring", "close",
 )  # fmt: skip
 IN_HANDLERS = (
-    "handler", "every", "complete", "current_job", "JobFilter", "Retry", "Snooze", "Drop", "Dead", "Exponential",
+    "handler", "every", "complete", "current_job", "JobFilter", "Retry", "Snooze", "Drop", "Dead",
+    "Exponential",
 )  # fmt: skip
 IN_TESTS = [name for name in testing.__all__ if name != "Entry"]  # a union has no docstring
 

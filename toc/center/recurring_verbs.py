@@ -14,7 +14,7 @@ from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
 from toc.errors import InvalidInput
 from toc.store.recurring_chains import MadeOccurrence
-from toc.store.recurring_changes import ChangedSchedule, RecurringChanges
+from toc.store.recurring_changes import ChangedSchedule, Guard, RecurringChanges
 from toc.store.recurring_rows import RecurringRow
 from toc.timer.reminder import Reminder
 
@@ -61,9 +61,16 @@ class RecurringVerbs:
     """
 
     def __init__(
-        self, settings: Callable[[], Settings], connect: Callable[[], Connections]
+        self,
+        settings: Callable[[], Settings],
+        connect: Callable[[], Connections],
+        guard: Guard = lambda row: None,
     ) -> None:
-        self._settings, self._connect = settings, connect
+        self._settings, self._connect, self._guard = settings, connect, guard
+
+    def with_guard(self, guard: Guard) -> RecurringVerbs:
+        """The same verbs, for a caller who may not use every schedule."""
+        return RecurringVerbs(self._settings, self._connect, guard)
 
     def add(
         self,
@@ -92,13 +99,14 @@ class RecurringVerbs:
         row = self._changes(state).read(name, tenant)
         return recurring_of_row(row, self._now_ms(state), next_times)
 
-    def list(self) -> list[Recurring]:
+    def list(self, *, database_index: int | None = None) -> list[Recurring]:
         """All schedules, by tenant and name, with the next nominal time of each.
 
-        A schedule that this release cannot read, as a newer one wrote it, is left out.
+        A schedule that this release cannot read, as a newer one wrote it, is left out. database_index:
+        only those of this database.
         """
         found, state = [], self._connect()
-        for row in self._changes(state).read_all():
+        for row in self._changes(state).read_all(database_index):
             try:
                 found.append(recurring_of_row(row, self._now_ms(state), 1))
             except InvalidInput:
@@ -167,7 +175,7 @@ class RecurringVerbs:
 
     def _changes(self, state: Connections) -> RecurringChanges:
         return RecurringChanges.from_settings(
-            state.settings, state.databases, state.database_metadata, state.jobs
+            state.settings, state.databases, state.database_metadata, state.jobs, guard=self._guard
         )
 
     def _changed(

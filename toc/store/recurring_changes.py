@@ -7,7 +7,7 @@ version in the row, which names who made it last and why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -45,6 +45,10 @@ class Backfilled(NamedTuple):
     present: int
 
 
+Guard = Callable[[RecurringRow], None]
+"""Raises an error if the caller may not change a schedule. Called under the lock of its row."""
+
+
 class RecurringChanges:
     """Changes recurring schedules. schedules_max: in a database. backfill_max: nominal times of one
     backfill.
@@ -63,11 +67,13 @@ class RecurringChanges:
         schedules_max: int,
         backfill_max: int,
         occurrence_days: float,
+        guard: Guard = lambda row: None,
     ) -> None:
         self._databases, self._types, self._jobs = databases, database_metadata.types, jobs
         self._biz_types_max, self._schedules_max = biz_types_max, schedules_max
         self._backfill_max = backfill_max
         self._occurrence_ms = round(occurrence_days * 86_400_000)
+        self._guard = guard
         self.chains = chains or RecurringChains(databases, jobs)
 
     @classmethod
@@ -78,13 +84,14 @@ class RecurringChanges:
         database_metadata: DatabaseMetadata,
         jobs: Jobs,
         chains: RecurringChains | None = None,
+        guard: Guard = lambda row: None,
     ) -> RecurringChanges:
         """With the bounds of the settings."""
         limits = settings.limits
         return cls(
             databases, database_metadata, jobs, chains, biz_types_max=limits.biz_types,
             schedules_max=limits.recurring, backfill_max=limits.backfill,
-            occurrence_days=settings.retention.occurrence_days,
+            occurrence_days=settings.retention.occurrence_days, guard=guard,
         )  # fmt: skip
 
     def home_of(self, schedule: RecurringSchedule) -> Database:
@@ -98,14 +105,16 @@ class RecurringChanges:
         database = self._database_of(name, tenant)
         rows = recurring_rows.select_rows(database, tenant=tenant, name=name)
         if not rows:
-            raise _not_found(name)
+            raise schedule_not_found(name)
+        self._guard(rows[0])
         return rows[0]
 
-    def read_all(self) -> list[RecurringRow]:
-        """The schedules of all databases, by tenant and name."""
+    def read_all(self, database_index: int | None = None) -> list[RecurringRow]:
+        """The schedules of one database, or (None) of all, by tenant and name."""
+        asked = self._databases.all if database_index is None else [self._databases[database_index]]
         rows = [
             row
-            for database in self._databases
+            for database in asked
             for row in recurring_rows.select_rows(database, limit=self._schedules_max)
         ]
         return sorted(rows, key=lambda row: (row.tenant or "", row.name))
@@ -131,6 +140,7 @@ class RecurringChanges:
         ) -> ChangedSchedule:
             if row is None:
                 return self._insert(connection, database, schedule, type_no, now_ms, actor, reason)
+            self._guard(row)
             if row.definition == definition:
                 return ChangedSchedule(row, written=False)
             row = self.chains.release_job(
@@ -157,7 +167,8 @@ class RecurringChanges:
             connection: Connection, row: RecurringRow | None, job: ChainJob | None
         ) -> ChangedSchedule:
             if row is None:
-                raise _not_found(name)
+                raise schedule_not_found(name)
+            self._guard(row)
             if row.paused_ms is not None:
                 return ChangedSchedule(row, written=False)
             row = self.chains.release_job(
@@ -179,7 +190,8 @@ class RecurringChanges:
             connection: Connection, row: RecurringRow | None, job: ChainJob | None
         ) -> ChangedSchedule:
             if row is None:
-                raise _not_found(name)
+                raise schedule_not_found(name)
+            self._guard(row)
             if row.paused_ms is None:
                 return ChangedSchedule(row, written=False)
             row = row._replace(paused_ms=None, cursor_ms=now_ms)
@@ -197,7 +209,8 @@ class RecurringChanges:
             connection: Connection, row: RecurringRow | None, job: ChainJob | None
         ) -> ChangedSchedule:
             if row is None:
-                raise _not_found(name)
+                raise schedule_not_found(name)
+            self._guard(row)
             text = "its recurring schedule was removed"
             self.chains.release_job(
                 connection,
@@ -260,7 +273,8 @@ class RecurringChanges:
             connection: Connection, row: RecurringRow | None, job: ChainJob | None
         ) -> list[MadeOccurrence]:
             if row is None:
-                raise _not_found(name)
+                raise schedule_not_found(name)
+            self._guard(row)
             present = recurring_rows.select_made_times(database, connection, row, times_ms)
             missing = [each for each in times_ms if each not in present]
             new = [self.chains.new_extra_job(row, each, now_ms) for each in missing]
@@ -336,5 +350,6 @@ def _now_ms(database: Database) -> int:
     return database.now_ms() if known is None else known
 
 
-def _not_found(name: str) -> NotFound:
+def schedule_not_found(name: str) -> NotFound:
+    """The error for a schedule that does not exist, or that the caller may not see."""
     return NotFound(f"there is no recurring schedule {name!r}")
