@@ -23,7 +23,7 @@ def test_add_list_next_pause_resume_run_backfill_remove(toc: Toc) -> None:
         "made": 1, "skipped": 0, "version": 1, "reason": "new", "paused_since": None,
     }  # fmt: skip
     assert {key: made.json[key] for key in expected} == expected
-    job = toc("job", "show", made.json["job_id"], "--json").json
+    (job,) = toc("job", "show", made.json["job_id"], "--json").json["jobs"]
     assert (job["biz_id"], job["biz_type"]) == ("nightly", "report")
     listed = toc("recurring", "list")
     assert "30 2 * * * Europe/Berlin" in listed.out
@@ -57,17 +57,17 @@ def test_add_list_next_pause_resume_run_backfill_remove(toc: Toc) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["add", "n"], 1, "exactly one of cron, every and rrule"),
-        (["add", "n", "--cron", "61 * * * *"], 1, "five fields"),
-        (["add", "n", "--every", "soon"], 1, "WHEN"),
+        (["add", "n"], 2, "exactly one of cron, every and rrule"),
+        (["add", "n", "--cron", "61 * * * *"], 2, "five fields"),
+        (["add", "n", "--every", "soon"], 2, "WHEN"),
         (["add", "n", "--every", "2030-01-01T00:00:00Z"], 2, "length of time"),
         (["add", "n", "--every", "1m", "--start", "5m"], 2, "time with its zone"),
-        (["add", "n", "--every", "1m", "--tz", "Nowhere"], 1, "IANA"),
-        (["add", "n n", "--every", "1m"], 1, "name"),
-        (["add", "n", "--every", "1m", "--attribute", "{"], 1, "JSON object"),
+        (["add", "n", "--every", "1m", "--tz", "Nowhere"], 2, "IANA"),
+        (["add", "n n", "--every", "1m"], 2, "name"),
+        (["add", "n", "--every", "1m", "--attribute", "{"], 2, "JSON object"),
         (["next", "n"], 1, "no recurring schedule 'n'"),
         (["pause", "n"], 1, "no recurring schedule 'n'"),
-        (["remove", "n", "--tenant", "x y"], 1, "tenant"),
+        (["remove", "n", "--tenant", "x y"], 2, "tenant"),
     ],
 )
 def test_what_cannot_be_is_one_line(toc: Toc, arguments: list[str], code: int, words: str) -> None:

@@ -80,15 +80,10 @@ class RecurringStore:
     ) -> MadeOccurrence | None:
         """Settles a claimed occurrence as a worker does; the occurrence that this made."""
         job, token = claimed
-        made: list[MadeOccurrence | None] = []
-        now_ms = self.library.now_ms
-
-        def make_next(connection: Any) -> None:
-            made.append(self.chains.continue_chain(connection, self.database, job, now_ms))
-
         outcome = Outcome(job.job_id, token, kind, error="it failed")
-        self.library.claims.settle_job_with(self.database, outcome, make_next)
-        return made[-1] if made else None
+        return self.chains.settle_occurrence(
+            self.library.claims, self.database, job, outcome, self.library.now_ms
+        ).made
 
     def run(self, hours: float = 0.0) -> None:
         """Runs the newest occurrence, for so many hours."""

@@ -21,8 +21,9 @@ from toc.domain.job import Job, NewJob, Status
 from toc.domain.occurrence_keys import extra_key_of
 from toc.domain.recurring import COUNTED_MAX, RecurringSchedule, next_occurrence
 from toc.domain.routing import routing_hash_of
-from toc.errors import StoreUnavailable
+from toc.errors import InvalidInput, StoreUnavailable
 from toc.store import recurring_rows
+from toc.store.claims import Claims, Outcome
 from toc.store.column_types import db_now
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.events import TransitionEvent, record_transition_events
@@ -45,6 +46,14 @@ class MadeOccurrence(NamedTuple):
     job_id: int
     biz_type: str
     due_ms: int
+
+
+class SettledOccurrence(NamedTuple):
+    """The result of a settle. made: the next occurrence. fault: why this release cannot make it."""
+
+    settled: bool
+    made: MadeOccurrence | None = None
+    fault: InvalidInput | None = None
 
 
 class ChainJob(NamedTuple):
@@ -73,6 +82,27 @@ class RecurringChains:
         self._databases, self.jobs = databases, jobs
 
     # ---- the end of an occurrence
+
+    def settle_occurrence(
+        self, claims: Claims, database: Database, job: Job, outcome: Outcome, now_ms: int
+    ) -> SettledOccurrence:
+        """Settles an outcome that ends an occurrence, and makes the next one in the same transaction.
+
+        `now_ms`: the database's time. Raises as `Claims.settle_jobs`.
+        """
+        found = SettledOccurrence(settled=True)
+
+        def make_next(connection: Connection) -> None:
+            nonlocal found
+            try:
+                made = self.continue_chain(connection, database, job, now_ms)
+                found = SettledOccurrence(settled=True, made=made)
+            except InvalidInput as error:  # raised before anything is written
+                found = SettledOccurrence(settled=True, fault=error)
+
+        if not claims.settle_job_with(database, outcome, make_next):
+            return SettledOccurrence(settled=False)
+        return found
 
     def continue_chain(
         self, connection: Connection, database: Database, job: Job, now_ms: int

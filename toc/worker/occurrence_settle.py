@@ -6,21 +6,18 @@ Outcomes of other jobs never come here: the settle stage knows an occurrence by 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable, Sequence
-
-from sqlalchemy import Connection
 
 from toc.domain.ids import JobIdFactory
 from toc.domain.job import Job
 from toc.domain.occurrence_keys import is_chain_key
-from toc.errors import InvalidInput, StoreUnavailable, is_away
+from toc.errors import StoreUnavailable, is_away
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.service import Inbox
 from toc.store.claims import Claims, Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.store.jobs import Jobs
-from toc.store.recurring_chains import MadeOccurrence, RecurringChains
+from toc.store.recurring_chains import RecurringChains
 from toc.timer.reminder import Reminder
 from toc.worker.acks import Ack
 from toc.worker.context import ProcessContext
@@ -34,7 +31,7 @@ ReminderMaker = Callable[[int, int, int], Reminder]
 
 def make_chains(process: ProcessContext, actor: str) -> RecurringChains:
     """The chains of a process that runs jobs. `actor`: stands in the events of jobs that they cancel."""
-    ids = JobIdFactory(process.clock.wall_ms, random.randrange(4096))  # noqa: S311 - not secret
+    ids = JobIdFactory(process.clock.wall_ms, process.rng.randrange(4096))
     jobs = Jobs(
         process.databases, process.database_metadata, lambda bits: ids.make_ids([bits])[0], actor
     )
@@ -73,19 +70,8 @@ class OccurrenceSettle:
         now_ms = database.server_clock.believed_now_ms()
         if now_ms is None:
             now_ms = database.now_ms()
-        made: MadeOccurrence | None = None
-
-        def make_next(connection: Connection) -> None:
-            nonlocal made
-            made = None  # the transaction may be repeated
-            try:
-                made = self._chains.continue_chain(connection, database, job, now_ms)
-            except InvalidInput as error:
-                text = "recurring schedule %r: this release cannot make its next occurrence: %s"
-                self._log_throttle.warning(("read", job.biz_id), text, job.biz_id, error)
-
         try:
-            settled = self._claims.settle_job_with(database, outcome, make_next)
+            found = self._chains.settle_occurrence(self._claims, database, job, outcome, now_ms)
         except Exception as error:
             if is_away(error) and not (isinstance(error, StoreUnavailable) and error.denied):
                 raise
@@ -94,7 +80,11 @@ class OccurrenceSettle:
                 ("make", job.biz_id), text, job.biz_id, outcome.job_id, error
             )
             return self._claims.settle_jobs(database, [outcome])
+        if found.fault is not None:
+            text = "recurring schedule %r: this release cannot make its next occurrence: %s"
+            self._log_throttle.warning(("read", job.biz_id), text, job.biz_id, found.fault)
+        made = found.made
         if made is not None:
             reminder = self._make_reminder(now_ms, made.due_ms, made.job_id)
             self._acks.enqueue([Ack(self._topic_of_biz_type(made.biz_type), made.job_id, reminder)])
-        return {(outcome.job_id, outcome.token)} if settled else set()
+        return {(outcome.job_id, outcome.token)} if found.settled else set()
