@@ -62,14 +62,20 @@ CALLS: dict[tuple[str, str], _Line] = {
         "/v1/types/order.close/jobs:run_now", BUSINESS
     ),
     ("GET", "/v1/recurring"): _Line("/v1/recurring", hidden=NO_SCHEDULES),
-    ("GET", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}", hidden=NOT_FOUND),
-    ("PUT", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}", SCHEDULE),
-    ("DELETE", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}", hidden=NOT_FOUND),
-    ("POST", "/v1/recurring/{name}:pause"): _Line("/v1/recurring/{biz}:pause", {}, NOT_FOUND),
-    ("POST", "/v1/recurring/{name}:resume"): _Line("/v1/recurring/{biz}:resume", {}, NOT_FOUND),
-    ("POST", "/v1/recurring/{name}:run"): _Line("/v1/recurring/{biz}:run", hidden=NOT_FOUND),
+    ("GET", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", hidden=NOT_FOUND),
+    ("PUT", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", SCHEDULE),
+    ("DELETE", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", hidden=NOT_FOUND),
+    ("POST", "/v1/recurring/{name}:pause"): _Line(
+        "/v1/recurring/{biz}.nightly:pause", {}, NOT_FOUND
+    ),
+    ("POST", "/v1/recurring/{name}:resume"): _Line(
+        "/v1/recurring/{biz}.nightly:resume", {}, NOT_FOUND
+    ),
+    ("POST", "/v1/recurring/{name}:run"): _Line(
+        "/v1/recurring/{biz}.nightly:run", hidden=NOT_FOUND
+    ),
     ("POST", "/v1/recurring/{name}:backfill"): _Line(
-        "/v1/recurring/{biz}:backfill",
+        "/v1/recurring/{biz}.nightly:backfill",
         {"start": "2025-12-30T00:00:00Z", "end": "2025-12-31T00:00:00Z"},
         NOT_FOUND,
     ),
@@ -98,10 +104,10 @@ def with_ids(document: Any, job_id: str, biz: str = "") -> Any:
 
 
 def blue_job(web: WebWorld) -> tuple[str, str]:
-    """A new tenant with a job, whose business id is the tenant's name; a schedule has this name too."""
+    """A new tenant with a job, whose business id is the tenant's name, and with a recurring schedule."""
     tenant = f"blue-{secrets.token_hex(4)}"
     token = web.make_token(tenant=tenant)
-    made = web.call("PUT", f"/v1/recurring/{tenant}", SCHEDULE, token=token)
+    made = web.call("PUT", f"/v1/recurring/{tenant}.nightly", SCHEDULE, token=token)
     assert made.status_code == 200, made.text
     return tenant, web.schedule(tenant, token=token, key="k")
 
@@ -179,14 +185,18 @@ def _assert_schedule_is_hidden(
 ) -> None:
     """Another tenant may have a schedule of the same name; a schedule of another type looks like none."""
     if route.path == "/v1/recurring":
-        assert (response.status_code, response.json()) == (200, NO_SCHEDULES)
+        assert response.status_code == 200
+        names = [each["name"] for each in response.json()["recurring"]]
+        assert f"{blue}.nightly" not in names
     elif route.method != "PUT":
         assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
     elif who == "another type":
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
         assert (response.status_code, response.json()["version"]) == (200, 1)
-    own = shared.call("GET", f"/v1/recurring/{blue}", token=shared.make_token(tenant=blue)).json()
+    own = shared.call(
+        "GET", f"/v1/recurring/{blue}.nightly", token=shared.make_token(tenant=blue)
+    ).json()
     assert (own["version"], own["paused_since"], own["made"]) == (1, None, 1)
 
 
@@ -195,7 +205,7 @@ def test_a_schedule_of_a_foreign_type_is_not_taken_over(shared: WebWorld) -> Non
     blue, _ = blue_job(shared)
     token = shared.make_token(tenant=blue, biz_types=["report"])
     body = {"biz_type": "report", "cron": "0 4 * * *"}
-    response = shared.call("PUT", f"/v1/recurring/{blue}", body, token=token)
+    response = shared.call("PUT", f"/v1/recurring/{blue}.nightly", body, token=token)
     assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
 
 
