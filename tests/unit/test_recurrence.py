@@ -221,6 +221,13 @@ def test_start_and_end_bound_a_rule_and_belong_to_it() -> None:
         ("rrule", {"rrule": "FREQ=DAILY;UNTIL=20300101T000000Z", "start_ms": 0}),
         ("rrule", {"rrule": "FREQ=DAILY\nRRULE:FREQ=WEEKLY", "start_ms": 0}),
         ("rrule", {"rrule": "FREQ=DAILY;BYHOUR=25", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=DAILY;INTERVAL=0", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=YEARLY;INTERVAL=-1", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=DAILY;COUNT=0", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=DAILY;FREQ=DAILY", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=DAILY; BYHOUR=1", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=MONTHLY;BYDAY=6MO", "start_ms": 0}),
+        ("rrule", {"rrule": "FREQ=DAILY;BYHOUR=1,2,3,4,5;BYMINUTE=1,2,3,4,5", "start_ms": 0}),
     ],
 )  # fmt: skip
 def test_a_rule_that_makes_no_sense_is_refused(field: str, values: dict[str, Any]) -> None:

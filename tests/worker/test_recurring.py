@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.contract.breaks import statements_of
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, NOW, Rig
 from tests.worker.waiting import wait_until
@@ -116,6 +117,18 @@ def test_callers_cannot_use_the_keys_of_occurrences(make_rig: MakeRig) -> None:
     rig = make_rig()
     with pytest.raises(InvalidInput, match="recurring@"):
         rig.center.schedule(1, NOW, dedup_key="recurring@2025-01-01T00:00:00Z;10")
+
+
+def test_the_settle_of_other_jobs_asks_nothing_about_schedules(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler(NAME)(lambda job: None)
+    worker = rig.alone()
+    ids = [rig.center.schedule(n, NOW, biz_type=NAME, dedup_key="k") for n in range(5)]
+    with statements_of(worker.context.process.databases[0]) as seen:
+        rig.offer(worker, *ids)
+        rig.wait_for(Status.DONE, *ids)
+    assert any("toc_job_" in text for text in seen)
+    assert not any("toc_recurring" in text or "toc_occurrence" in text for text in seen)
 
 
 def test_cancel_other_tells_the_running_handler(make_rig: MakeRig) -> None:

@@ -37,6 +37,7 @@ _RRULE_PARTS = frozenset(
 )  # fmt: skip
 _RRULE_FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY")
 _BY_DAY_OF_MONTH = frozenset(("BYMONTH", "BYMONTHDAY", "BYSETPOS"))
+_NUMBER = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 _TIMES_PER_DAY_MAX = 24  # the library counts all times since the start
 _RRULE_RULE = (
     f"must be one RRULE: FREQ={', '.join(_RRULE_FREQUENCIES)}, with "
@@ -185,17 +186,24 @@ def _check_cron(text: object) -> None:
 
 
 def _check_rrule(text: object, start_ms: int | None, tz: str) -> None:
-    if not isinstance(text, str) or len(text) > RRULE_CHARS_MAX or not text.isascii():
+    if (
+        not isinstance(text, str)
+        or len(text) > RRULE_CHARS_MAX
+        or not text.isascii()
+        or " " in text
+    ):
         raise InvalidInput("rrule", text, _RRULE_RULE)
-    parts = dict(
-        part.partition("=")[::2] for part in text.removeprefix("RRULE:").split(";") if part
-    )
+    pairs = [part.partition("=")[::2] for part in text.removeprefix("RRULE:").split(";") if part]
+    parts = dict(pairs)
     frequency = parts.get("FREQ")
     times = (parts.get("BYHOUR", "").count(",") + 1) * (parts.get("BYMINUTE", "").count(",") + 1)
     if (
         not parts.keys() <= _RRULE_PARTS
         or frequency not in _RRULE_FREQUENCIES
         or times > _TIMES_PER_DAY_MAX
+        or len(parts) < len(pairs)
+        # With an interval of 0 the library never ends.
+        or not all(_NUMBER.fullmatch(parts.get(name, "1")) for name in ("INTERVAL", "COUNT"))
         # A rule of days that never fits makes the library walk day by day to the year 9999.
         or (frequency in ("DAILY", "WEEKLY") and parts.keys() & _BY_DAY_OF_MONTH)
     ):
