@@ -24,6 +24,7 @@ def test_each_finished_lease_makes_the_next_occurrence(rig: LeaseRig) -> None:
     rig.center.recur(NAME, every=1, biz_type=TYPE, overlap="queue")
     for number in range(1, 4):
         (job,) = rig.lease(server)
+        assert job.nominal_time == occurrences(rig)[-1].nominal_time
         assert rig.settle(server.finish, job) == ["settled"]
         assert rig.settle(server.finish, job) == ["settled"]  # again: nothing more is made
         assert len(occurrences(rig)) == number + 1

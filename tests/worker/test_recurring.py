@@ -119,6 +119,20 @@ def test_callers_cannot_use_the_keys_of_occurrences(make_rig: MakeRig) -> None:
         rig.center.schedule(1, NOW, dedup_key="recurring@2025-01-01T00:00:00Z;10")
 
 
+def test_the_settle_of_an_occurrence_makes_and_arms_the_next_one(make_rig: MakeRig) -> None:
+    """No keeper runs here."""
+    rig = make_rig()
+    rig.handler(NAME)(lambda job: None)
+    worker = rig.alone()
+    rig.center.recur(NAME, every=60)
+    (first,) = jobs_of(rig)
+    assert rig.center.run_now(first.job_id).ok
+    rig.offer(worker, first.job_id)
+    _, second = wait_until(lambda: jobs_of(rig) if len(jobs_of(rig)) == 2 else None, "the next one")
+    assert rig.status(first.job_id) is Status.DONE
+    wait_until(lambda: rig.armed_ms(second.job_id) == second.action_ms, "the reminder")
+
+
 def test_the_settle_of_other_jobs_asks_nothing_about_schedules(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.handler(NAME)(lambda job: None)

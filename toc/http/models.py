@@ -248,7 +248,10 @@ class LeaseIn(_Request):
 
 
 class LeaseOut(_Answer):
-    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret."""
+    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret.
+
+    nominal_time: the time of the recurring schedule that the job stands for; null: it is of none.
+    """
 
     job_id: str
     token: str
@@ -259,6 +262,7 @@ class LeaseOut(_Answer):
     biz_type: str
     tenant: str | None
     action_time: str
+    nominal_time: str | None
     payload: dict[str, Any]
 
 

@@ -378,7 +378,7 @@ class _LeaseBatch:
         job = self._context.job_of_row(row, share.biz_type)
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
-            job.biz_type, job.tenant, job.attribute, job.action_time,
+            job.biz_type, job.tenant, job.attribute, job.action_time, job.nominal_time,
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:

@@ -19,7 +19,7 @@ class LeasedJob:
     """A job that was claimed for a consumer, until `lease_until` by the database's clock.
 
     `token`: to settle the lease with; a secret of the consumer. `attempt`: which attempt this is, from 1.
-    `action_time`: when the business wanted the job.
+    `action_time`: when the business wanted the job. `nominal_time`: as that of a `Job`.
     """
 
     job_id: int
@@ -31,6 +31,7 @@ class LeasedJob:
     tenant: str | None
     attribute: Mapping[str, Any]
     action_time: datetime
+    nominal_time: datetime | None = None
 
 
 @dataclass(slots=True, eq=False)
