@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toc.domain.recurrence import Recurrence
@@ -33,20 +33,29 @@ def model(
     return fresh[0], sum(each < fresh[0] for each in undecided)
 
 
+@settings(max_examples=500)
 @given(
     overlap=st.sampled_from(OVERLAPS),
     every=st.integers(1, 40),
     catch_up_s=st.integers(10, 7200),
     cursor=st.integers(0, 100),
     ended=st.integers(0, 200),
-    now_ms=st.integers(0, 200 * MINUTE_MS),
+    now=st.integers(0, 200),
+    rest_ms=st.integers(0, MINUTE_MS - 1),
     end=st.none() | st.integers(0, 250),
 )
 def test_the_next_occurrence_is_that_of_the_table_of_rules(
-    overlap: Any, every: int, catch_up_s: int, cursor: int, ended: int, now_ms: int, end: int | None
+    overlap: Any,
+    every: int,
+    catch_up_s: int,
+    cursor: int,
+    ended: int,
+    now: int,
+    rest_ms: int,
+    end: int | None,
 ) -> None:
     """Minutes after 1970; `now` may lie before the cursor or the end of the job before: clocks step."""
-    last = HORIZON if end is None else end
+    last, now_ms = HORIZON if end is None else end, now * MINUTE_MS + rest_ms
     rule = Recurrence(every_s=every * 60, end_ms=last * MINUTE_MS)
     schedule = RecurringSchedule("n", "t", rule, overlap, catch_up_s)
     found = next_occurrence(schedule, cursor * MINUTE_MS, ended * MINUTE_MS, now_ms)

@@ -186,9 +186,7 @@ class RecurringChains:
         def go_on(
             connection: Connection, row: RecurringRow | None, job: ChainJob | None
         ) -> MadeOccurrence | None:
-            if row is None or row[:3] != seen[:3] or row.job_id != seen.job_id:
-                return None
-            if row.paused_ms is not None:
+            if row is None or row.paused_ms is not None:
                 return None
             ended_ms = row.cursor_ms if job is None else job.modified_ms
             if job is not None and job.status.live:
