@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from toc.domain.countdown import ArrivalAnswer, Countdown
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
     from toc.domain.pauses import PauseInfo
+    from toc.domain.recurring import Recurring
     from toc.domain.result_document import Progress
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
@@ -76,6 +77,9 @@ if TYPE_CHECKING:
     dead = _center.dead
     handler = _center.handler
     hooks = _center.hooks
+    recur = _center.recur
+    recurring = _center.recurring
+    every = _center.every
     complete = _center.complete
     close = _center.close
 
@@ -86,6 +90,7 @@ _HOMES = {
     "toc.domain.countdown": ("ArrivalAnswer", "Countdown"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
     "toc.domain.pauses": ("PauseInfo",),
+    "toc.domain.recurring": ("Recurring",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
     "toc.handlers.hooks": ("HandlerRun", "ScheduleCall"),
@@ -99,6 +104,7 @@ _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
     "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close", "wait",
     "countdown", "arrive",
+    "recur", "recurring", "every",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -133,11 +139,11 @@ __all__ = [
     "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Done",
     "Drop", "DuplicateJob", "Exponential", "Forbidden", "HandlerRun", "InvalidInput", "Job",
     "JobFilter", "JobSpec", "NotFound", "Overloaded", "PartlyScheduled", "PauseInfo", "Progress",
-    "RemoteCenter", "RequestFailed", "Retry", "ScheduleCall", "Scheduled", "SchemaMismatch",
-    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
-    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
+    "Recurring", "RemoteCenter", "RequestFailed", "Retry", "ScheduleCall", "Scheduled",
+    "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
+    "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
-    "connect", "countdown", "current_job", "dead", "find", "get", "handler", "hooks",
-    "load_settings", "pause", "pauses", "place", "redrive", "reschedule", "resume", "run_now",
-    "schedule", "schedule_each", "schedule_many", "wait",
+    "connect", "countdown", "current_job", "dead", "every", "find", "get", "handler", "hooks",
+    "load_settings", "pause", "pauses", "place", "recur", "recurring", "redrive", "reschedule",
+    "resume", "run_now", "schedule", "schedule_each", "schedule_many", "wait",
 ]  # fmt: skip

@@ -244,6 +244,37 @@ CREATE TABLE IF NOT EXISTS toc_arrival (
     UNIQUE KEY uq_arrival (job_id, arrival_id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_recurring": """
+CREATE TABLE IF NOT EXISTS toc_recurring (
+    tenant       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name         VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version      INT         NOT NULL,
+    definition   TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    type_no      INT         NOT NULL,
+    cursor_time  DATETIME(3) NOT NULL,
+    job_id       BIGINT UNSIGNED NULL,
+    nominal_time DATETIME(3) NULL,
+    made         BIGINT      NOT NULL,
+    skipped      BIGINT      NOT NULL,
+    paused_time  DATETIME(3) NULL,
+    actor        VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason       TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    gmt_create   DATETIME(3) NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    gmt_modified DATETIME(3) NOT NULL DEFAULT (UTC_TIMESTAMP(3)),
+    PRIMARY KEY (tenant, name)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
+    "toc_occurrence": """
+CREATE TABLE IF NOT EXISTS toc_occurrence (
+    tenant       VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    name         VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    nominal_time DATETIME(3) NOT NULL,
+    job_id       BIGINT UNSIGNED NOT NULL,
+    made_time    DATETIME(3) NOT NULL,
+    PRIMARY KEY (tenant, name, nominal_time),
+    KEY ix_made (made_time)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -383,6 +414,36 @@ CREATE TABLE IF NOT EXISTS toc_arrival (
     PRIMARY KEY (job_id, arrival_no)
 )
 """,
+    "toc_recurring": """
+CREATE TABLE IF NOT EXISTS toc_recurring (
+    tenant       VARCHAR(32) NOT NULL,
+    name         VARCHAR(64) NOT NULL,
+    version      INTEGER     NOT NULL,
+    definition   TEXT        NOT NULL,
+    type_no      INTEGER     NOT NULL,
+    cursor_time  VARCHAR(23) NOT NULL,
+    job_id       BIGINT,
+    nominal_time VARCHAR(23),
+    made         BIGINT      NOT NULL,
+    skipped      BIGINT      NOT NULL,
+    paused_time  VARCHAR(23),
+    actor        VARCHAR(96) NOT NULL,
+    reason       TEXT,
+    gmt_create   VARCHAR(23) NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    gmt_modified VARCHAR(23) NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+    PRIMARY KEY (tenant, name)
+)
+""",
+    "toc_occurrence": """
+CREATE TABLE IF NOT EXISTS toc_occurrence (
+    tenant       VARCHAR(32) NOT NULL,
+    name         VARCHAR(64) NOT NULL,
+    nominal_time VARCHAR(23) NOT NULL,
+    job_id       BIGINT      NOT NULL,
+    made_time    VARCHAR(23) NOT NULL,
+    PRIMARY KEY (tenant, name, nominal_time)
+)
+""",
 }
 
 INDEXES_SQLITE = {
@@ -392,6 +453,7 @@ INDEXES_SQLITE = {
     "toc_arrival": [
         "CREATE UNIQUE INDEX IF NOT EXISTS uq_arrival ON toc_arrival (job_id, arrival_id)"
     ],
+    "toc_occurrence": ["CREATE INDEX IF NOT EXISTS ix_made ON toc_occurrence (made_time)"],
 }
 
 STATUS_NAME = (

@@ -67,6 +67,8 @@ class Place:
             "toc_audit",
             "toc_webhook",
             "toc_arrival",
+            "toc_recurring",
+            "toc_occurrence",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

@@ -81,6 +81,10 @@ def client(place: Place, url: str) -> None:
         counted = center.countdown(1, count=1, deadline=LATER, biz_type=name)
         assert center.arrive("one", job_id=counted) == "completed"
         assert center.cancel(counted)
+        # Another definition replaces the job of the first one: its record is deleted.
+        for cron in ("0 3 * * *", "0 4 * * *"):
+            assert center.recur("nightly", cron=cron, biz_type=name).job_id
+        center.recurring.remove("nightly")
         engine = create_engine(url, poolclass=NullPool)
         with Session(engine) as session:
             center.schedule(77, LATER, session=session)

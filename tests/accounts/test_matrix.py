@@ -18,7 +18,7 @@ KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
     "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
     "toc_pause": "target", "toc_token": "token_id", "toc_audit": "audit_id", "toc_webhook": "name",
-    "toc_arrival": "job_id",
+    "toc_arrival": "job_id", "toc_recurring": "name", "toc_occurrence": "name",
     VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {

@@ -15,8 +15,10 @@ COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule
             "job show", "dead list", "dead redrive", "explain", "admin cancel", "admin postpone",
             "admin redrive", "sql",
             "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
-            "types apply", "types forget", "types key", "archive show", "archive begin", "archive forget",
-            "tables show", "tables backfill", "nightly", "purge", "grants",
+            "types apply", "types forget", "types key", "recurring add", "recurring list", "recurring next",
+            "recurring run", "recurring pause", "recurring resume", "recurring remove",
+            "recurring backfill", "archive show", "archive begin", "archive forget", "tables show",
+            "tables backfill", "nightly", "purge", "grants",
             "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
             "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
             "alarms test",
@@ -34,7 +36,20 @@ def test_the_page_names_every_command(toc: Toc) -> None:
 
 @pytest.mark.parametrize(
     "group",
-    ["", "job", "dead", "admin", "spark", "archive", "tables", "token", "audit", "types", "alarms"],
+    [
+        "",
+        "job",
+        "dead",
+        "admin",
+        "spark",
+        "archive",
+        "tables",
+        "token",
+        "audit",
+        "types",
+        "alarms",
+        "recurring",
+    ],  # fmt: skip
 )
 def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
     listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]

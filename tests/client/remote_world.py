@@ -85,13 +85,26 @@ class BlockingCenter:
 
         self.center = self._thread.run(make_there())
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         verb = getattr(self.center, name)
+        if name == "recurring":
+            return BlockingVerbs(verb, self._thread)
         return lambda *args, **options: self._thread.run(verb(*args, **options))
 
     def close(self) -> None:
         self._thread.run(self.center.close())
         self._thread.close()
+
+
+class BlockingVerbs:
+    """The verbs of an object of an AsyncRemoteCenter, which block."""
+
+    def __init__(self, verbs: Any, thread: LoopThread) -> None:
+        self._verbs, self._thread = verbs, thread
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        verb = getattr(self._verbs, name)
+        return lambda *args, **options: self._thread.run(verb(*args, **options))
 
 
 class LossyProxy:

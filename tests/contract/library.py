@@ -90,6 +90,8 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_pause")
                 connection.exec_driver_sql("DELETE FROM toc_webhook")
                 connection.exec_driver_sql("DELETE FROM toc_arrival")
+                connection.exec_driver_sql("DELETE FROM toc_recurring")
+                connection.exec_driver_sql("DELETE FROM toc_occurrence")
         self.close()
         self.clock = TestClock()
         self.connect()

@@ -10,10 +10,14 @@ import pytest
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from toc.domain.biz_ids import BusinessId
+from toc.domain.recurrence import Recurrence
+from toc.domain.recurring import RecurringSchedule
 from toc.domain.routing import routing_hash_of
 from toc.errors import StoreUnavailable
+from toc.store import recurring_rows
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
+from toc.store.recurring_changes import RecurringChanges
 
 
 @pytest.fixture(params=["sqlite", "mysql"])
@@ -88,3 +92,22 @@ def test_one_database_away_leaves_the_other(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(tmp_path / "away")
     assert library.jobs.get(library.pending(jobs[1])) is not None
     library.close()
+
+
+def test_a_recurring_schedule_lies_in_the_database_of_its_jobs(two: Library) -> None:
+    changes = RecurringChanges(
+        two.databases, two.database_metadata, two.jobs, biz_types_max=100, schedules_max=20,
+        backfill_max=10, occurrence_days=31,
+    )  # fmt: skip
+    rule = Recurrence(every_s=3600)
+    for number in range(8):
+        schedule = RecurringSchedule(f"s{number}", "report", rule)
+        made = changes.declare(schedule, "somebody").made
+        assert made is not None
+        home = changes.home_of(schedule)
+        assert two.home(made.job_id) is home
+        for database in two.databases:
+            names = [row.name for row in recurring_rows.select_rows(database)]
+            assert (schedule.name in names) == (database is home)
+    assert {changes.home_of(row.schedule).index for row in changes.read_all()} == {0, 1}
+    assert [row.name for row in changes.read_all()] == [f"s{number}" for number in range(8)]

@@ -25,6 +25,10 @@ ITEMS = {"items": [{"job_id": "{id}", "token": "of nobody"}]}
 ITEM_UNKNOWN = {"results": [{"job_id": "{id}", "outcome": "unknown", "lease_until": None}]}
 
 
+SCHEDULE = {"biz_type": "order.close", "cron": "0 3 * * *"}
+NO_SCHEDULES: dict[str, Any] = {"recurring": []}
+
+
 class _Line(NamedTuple):
     """How a route is called. {id}: a job of the tenant blue. refused: what a foreign job looks like: the same
     as a missing one."""
@@ -65,6 +69,24 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("POST", "/v1/types/{biz_type}/jobs:run_now"): _Line(
         "/v1/types/order.close/jobs:run_now", BUSINESS
     ),
+    ("GET", "/v1/recurring"): _Line("/v1/recurring", hidden=NO_SCHEDULES),
+    ("GET", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", hidden=NOT_FOUND),
+    ("PUT", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", SCHEDULE),
+    ("DELETE", "/v1/recurring/{name}"): _Line("/v1/recurring/{biz}.nightly", hidden=NOT_FOUND),
+    ("POST", "/v1/recurring/{name}:pause"): _Line(
+        "/v1/recurring/{biz}.nightly:pause", {}, NOT_FOUND
+    ),
+    ("POST", "/v1/recurring/{name}:resume"): _Line(
+        "/v1/recurring/{biz}.nightly:resume", {}, NOT_FOUND
+    ),
+    ("POST", "/v1/recurring/{name}:run"): _Line(
+        "/v1/recurring/{biz}.nightly:run", hidden=NOT_FOUND
+    ),
+    ("POST", "/v1/recurring/{name}:backfill"): _Line(
+        "/v1/recurring/{biz}.nightly:backfill",
+        {"start": "2025-12-30T00:00:00Z", "end": "2025-12-31T00:00:00Z"},
+        NOT_FOUND,
+    ),
     ("GET", "/v1/types"): _Line("/v1/types"),
     ("POST", "/v1/types/{biz_type}:pause"): _Line("/v1/types/order.close:pause", {"delay": 0.001}),
     ("POST", "/v1/types/{biz_type}:resume"): _Line("/v1/types/order.close:resume", {"now": True}),
@@ -98,9 +120,12 @@ def with_ids(document: Any, job_id: str, biz: str = "") -> Any:
 
 
 def blue_job(web: WebWorld) -> tuple[str, str]:
-    """A new tenant, and a job of it, whose business id is the tenant's name."""
+    """A new tenant with a job, whose business id is the tenant's name, and with a recurring schedule."""
     tenant = f"blue-{secrets.token_hex(4)}"
-    return tenant, web.schedule(tenant, token=web.make_token(tenant=tenant), key="k")
+    token = web.make_token(tenant=tenant)
+    made = web.call("PUT", f"/v1/recurring/{tenant}.nightly", SCHEDULE, token=token)
+    assert made.status_code == 200, made.text
+    return tenant, web.schedule(tenant, token=token, key="k")
 
 
 def test_the_app_has_no_route_without_a_rule(small: WebWorld) -> None:
@@ -129,7 +154,7 @@ def test_a_route_needs_its_scope_and_no_other_one(shared: WebWorld, route: Route
     tenant = None if (route.method, route.path) in OF_ALL_TENANTS else blue
     response = call(shared, route, job_id, blue, shared.make_token([route.scope], tenant=tenant))
     assert response.status_code in (200, 201), response.text
-    assert response.json() not in (UNKNOWN, {"jobs": [], "next": None})
+    assert response.json() not in (UNKNOWN, {"jobs": [], "next": None}, NO_SCHEDULES)
 
 
 FOREIGN: dict[str, dict[str, Any]] = {
@@ -162,6 +187,9 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     if route.path in ("/v1/jobs", "/v1/jobs:countdown") and who != "another type":
         assert response.status_code == 201  # a job of the caller's own tenant
         return
+    if "/recurring" in route.path:
+        _assert_schedule_is_hidden(shared, route, who, blue, response)
+        return
     if "{job_id}" in route.path:
         missing = call(shared, route, str(shared.library.new().job_id), blue, token)
         assert response.status_code == missing.status_code
@@ -174,6 +202,35 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
         assert (response.status_code, response.json()) == (200, with_ids(line.hidden, job_id))
+
+
+def _assert_schedule_is_hidden(
+    shared: WebWorld, route: Route, who: str, blue: str, response: Any
+) -> None:
+    """Another tenant may have a schedule of the same name; a schedule of another type looks like none."""
+    if route.path == "/v1/recurring":
+        assert response.status_code == 200
+        names = [each["name"] for each in response.json()["recurring"]]
+        assert f"{blue}.nightly" not in names
+    elif route.method != "PUT":
+        assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
+    elif who == "another type":
+        assert (response.status_code, response.json()["code"]) == (403, "forbidden")
+    else:
+        assert (response.status_code, response.json()["version"]) == (200, 1)
+    own = shared.call(
+        "GET", f"/v1/recurring/{blue}.nightly", token=shared.make_token(tenant=blue)
+    ).json()
+    assert (own["version"], own["paused_since"], own["made"]) == (1, None, 1)
+
+
+def test_a_schedule_of_a_foreign_type_is_not_taken_over(shared: WebWorld) -> None:
+    """The token may use the new type, but not the type that the schedule has."""
+    blue, _ = blue_job(shared)
+    token = shared.make_token(tenant=blue, biz_types=["report"])
+    body = {"biz_type": "report", "cron": "0 4 * * *"}
+    response = shared.call("PUT", f"/v1/recurring/{blue}.nightly", body, token=token)
+    assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +249,8 @@ def test_a_wrong_header_gets_401_everywhere(shared: WebWorld, header: str | None
     for route in scoped_routes():
         line = CALLS[route.method, route.path]
         headers = {} if text is None else {"Authorization": text}
-        path = with_ids(line.path, job_id)
-        body = with_ids(line.body, job_id)
+        path = with_ids(line.path, job_id, "b")
+        body = with_ids(line.body, job_id, "b")
         response = client.request(route.method, path, json=body, headers=headers)
         assert (response.status_code, response.json()["code"]) == (401, "unauthenticated"), route
         assert response.headers["www-authenticate"].startswith("Bearer")

@@ -93,6 +93,7 @@ def test_a_job_is_leased_and_finished_once(client: httpx.Client) -> None:
     assert job | {"token": "", "lease_until": "", "action_time": ""} == {
         "job_id": job_id, "token": "", "lease_until": "", "attempt": 1, "biz_id": "A-1",
         "biz_id_is_text": True, "biz_type": "pull.a", "tenant": None, "action_time": "",
+        "nominal_time": None,
         "payload": {"n": 1}, "trace": None, "countdown": None,
     }  # fmt: skip
     assert status(client, job_id) == "running"

@@ -88,6 +88,8 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
         "toc_pause": schema.pause_table,
         "toc_webhook": schema.webhook_table,
         "toc_arrival": schema.arrival_table,
+        "toc_recurring": schema.recurring_table,
+        "toc_occurrence": schema.occurrence_table,
     }
     migrated = {name: shape(engine, name) for name in TABLES}
     with engine.begin() as connection:

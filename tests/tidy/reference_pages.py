@@ -13,6 +13,7 @@ from sqlalchemy.dialects import mysql
 
 import toc
 from toc import sinks, testing
+from toc.center.recurring_verbs import RecurringVerbs
 from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -22,10 +23,10 @@ REFERENCE = Path(__file__).parents[2] / "docs/reference"
 MADE = "<!-- Made by `make reference`. Do not edit: change {}. -->\n\n"
 VERBS = (
     "schedule", "schedule_many", "cancel", "reschedule", "redrive", "get", "find", "dead", "place",
-    "close",
+    "recur", "recurring", "close",
 )  # fmt: skip
 IN_HANDLERS = (
-    "handler", "TypedHandler", "hooks", "HandlerRun", "ScheduleCall", "complete", "current_job",
+    "handler", "every", "TypedHandler", "hooks", "HandlerRun", "ScheduleCall", "complete", "current_job",
     "JobFilter", "Retry", "Snooze", "Drop", "Dead", "Exponential",
 )  # fmt: skip
 IN_TESTS = [name for name in testing.__all__ if name != "Entry"]  # a union has no docstring
@@ -62,11 +63,13 @@ def _section(title: str, module: Any, names: Any) -> str:
 
 
 def _entry(name: str, thing: Any) -> str:
-    documented = Registry.handler if name == "toc.handler" else thing
+    documented = {"toc.handler": Registry.handler, "toc.every": Registry.every}.get(name, thing)
     parts = [f"\n### {name}\n"]
     if _is_error(thing):
         parts.append(f"Derives from `{thing.__bases__[0].__name__}`.\n")
-    signature = _signature(name, thing)
+    if not callable(thing):  # an object whose methods are the verbs, as toc.recurring
+        thing = documented = type(thing)
+    signature = "" if thing is RecurringVerbs else _signature(name, thing)
     if signature:
         parts.append(f"```python\n{signature}\n```\n")
     parts.append(f"```text\n{inspect.getdoc(documented)}\n```\n")
@@ -197,7 +200,14 @@ MEANING = {
     "first_id": "the smallest job_id among them",
     "last_id": "the largest job_id among them",
     "name": "the name",
-    "version": "counts the changes of a type, a webhook or a pause",
+    "version": "counts the changes of a type, a webhook, a pause or a recurring schedule",
+    "definition": "the rule of the schedule and its terms, as JSON",
+    "cursor_time": "all nominal times up to this one are decided: a job was made, or they were left out",
+    "nominal_time": "a time of the rule; toc_recurring: that of the newest occurrence",
+    "made": "how many nominal times got a job",
+    "skipped": "how many were left out; at most 1,000 at a time are counted",
+    "paused_time": "since when the schedule is paused; NULL: it is not",
+    "made_time": "when the job was made",
     "settings": "the declaration, or the pause, as JSON; NULL: the type was forgotten",
     "declared_time": "when the change was made",
     "changed_time": "when the change was made",
@@ -223,6 +233,8 @@ PURPOSE = {
     "toc_token": "who may use HTTP; each database has a copy",
     "toc_audit": "calls over HTTP and changes of tokens; any database may have an entry",
     "toc_arrival": "countdowns, and the arrivals that they have counted",
+    "toc_recurring": "the recurring schedules whose jobs lie in this database",
+    "toc_occurrence": "which job a nominal time of a schedule got; no time has two",
     "toc_jobs": "all shards of the database as one table",
     "toc_dead_jobs": "`toc_dead_job` with names",
     "toc_events": "`toc_event` with names",
@@ -265,6 +277,8 @@ def tables_markdown() -> str:
         schema.token_table(metadata),
         schema.audit_table(metadata),
         schema.arrival_table(metadata),
+        schema.recurring_table(metadata),
+        schema.occurrence_table(metadata),
     )
     return (
         MADE.format("toc/store/schema.py or tests/tidy/reference_pages.py")

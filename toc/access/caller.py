@@ -11,7 +11,8 @@ Scope = Literal["schedule", "cancel", "consume", "read", "operate", "admin"]
 """A kind of call. No scope contains another one.
 
 schedule: make jobs. cancel: cancel and reschedule them. consume: take leases and settle them. read: see
-jobs. operate: redrive, run now, and change sets of jobs. admin: declare types and change webhooks.
+jobs. operate: redrive, run now, change sets of jobs; pause, resume, run and backfill recurring schedules.
+admin: declare types and recurring schedules, and change webhooks.
 """
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

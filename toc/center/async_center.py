@@ -89,6 +89,7 @@ class AsyncTimeoutCenter:
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)
     dead = _in_thread(TimeoutCenter.dead)
+    recur = _in_thread(TimeoutCenter.recur)
 
     async def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
         """Waits until a job has ended, as `TimeoutCenter.wait`. Takes a thread only while it reads a row."""

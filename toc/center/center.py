@@ -60,6 +60,9 @@ from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
+    from toc.center.recurring_verbs import RecurringOptions, RecurringVerbs
+    from toc.domain.recurrence import Gap
+    from toc.domain.recurring import Overlap, Recurring
     from toc.handlers.typed_handler import TypedHandler
 
 __all__ = ["JobSpec", "TimeoutCenter"]
@@ -121,6 +124,7 @@ class TimeoutCenter:
         self._lock = threading.RLock()
         self._second_writer = threading.Lock()  # see `BulkSchedule.write_and_arm`
         self._state: Connections | None = None
+        self._recurring: RecurringVerbs | None = None
         center = weakref.ref(self)
 
         def forget_connections() -> None:
@@ -635,6 +639,65 @@ class TimeoutCenter:
         if biz_type is not None:
             check_biz_type(biz_type)
         return self._open_connections().jobs.read_dead_letters(limit, biz_type)
+
+    # ---- recurring
+
+    @property
+    def recurring(self) -> RecurringVerbs:
+        """The recurring schedules: list, get, add, pause, resume, run, backfill, remove."""
+        if self._recurring is None:
+            # Imported here: the libraries that read rules cost 20 ms, and most clients have no schedules.
+            from toc.center.recurring_verbs import RecurringVerbs  # noqa: PLC0415
+
+            self._recurring = RecurringVerbs(lambda: self.settings, self._open_connections)
+        return self._recurring
+
+    def recur(
+        self,
+        name: str,
+        *,
+        actor: str | None = None,
+        reason: str | None = None,
+        **options: Unpack[RecurringOptions],
+    ) -> Recurring:
+        """Declares a recurring schedule, or changes it: one job for each of its nominal times.
+
+        Give one of cron (five fields, as "0 3 * * *"), every (a timedelta, or seconds) and rrule (RFC
+        5545; `start` is its DTSTART). tz: the zone of cron and rrule, default "UTC". biz_type: of the
+        jobs, default `name`, which is their business id. attribute: as in `schedule`. start, end: aware
+        datetimes; no job before or after; every counts from start (default 1970 UTC).
+
+        gap: "skip" (default) leaves out wall times that daylight saving skips, "next" takes the end of
+        the gap. Wall times that a clock shows twice count once. overlap: for a time at which the job
+        before still lives: "skip" (default) leaves it out, "queue" makes it afterwards, "cancel-other"
+        cancels the job before. catch_up: a time older than this is not made, and a job that has not begun
+        by then is cancelled (default an hour, 10 s to 30 days). jitter: each job is due up to so much
+        after its time (default 0, up to a day).
+
+        A change cancels the job that has not begun; what has begun goes on. The same call again changes
+        nothing. Raises InvalidInput, StoreUnavailable.
+        """
+        return self.recurring.add(name, actor=actor, reason=reason, **options)
+
+    def every(
+        self,
+        when: str | timedelta | float,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        attribute: dict[str, Any] | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        gap: Gap = "skip",
+        overlap: Overlap = "skip",
+        catch_up: timedelta | float = 3600,
+        jitter: timedelta | float = 0,
+    ) -> Callable[[F], F]:
+        """Declares a recurring schedule that the decorated function runs; see `Registry.every`."""
+        return self._handlers.every(
+            when, tz=tz, name=name, attribute=attribute, start=start, end=end, gap=gap,
+            overlap=overlap, catch_up=catch_up, jitter=jitter,
+        )  # fmt: skip
 
     # ---- handlers
 

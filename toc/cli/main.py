@@ -79,6 +79,16 @@ TYPES_COMMANDS: Commands = {
     "forget": ("types.forget_type", "Remove the declaration of a type."),
     "key": ("codecs.print_codec_key", "Print a new key for codecs.NAME.key_file."),
 }
+RECURRING_COMMANDS: Commands = {
+    "add": ("recurring.add_schedule", "Declare a recurring schedule, or change it."),
+    "list": ("recurring.list_schedules", "List the recurring schedules."),
+    "next": ("recurring.show_next_times", "Show the next times of a schedule."),
+    "run": ("recurring.run_schedule", "Make one more job, due now."),
+    "pause": ("recurring.pause_schedule", "Make no more jobs of a schedule."),
+    "resume": ("recurring.resume_schedule", "Go on with a paused schedule."),
+    "remove": ("recurring.remove_schedule", "Remove a schedule."),
+    "backfill": ("recurring.backfill_schedule", "Make the jobs of times that had none."),
+}
 ARCHIVE_COMMANDS: Commands = {
     "show": ("archive.show_tables", "Show the archive's tables."),
     "begin": (
@@ -174,6 +184,9 @@ job_app = _make_group("Show jobs.", JOB_COMMANDS)
 dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
 types_app = _make_group("Declare types: handler, pull or sink; terms; schema.", TYPES_COMMANDS)
+recurring_app = _make_group(
+    "Make jobs again and again: cron, intervals, RRULEs.", RECURRING_COMMANDS
+)
 archive_app = _make_group("Show the archive, and delete from it.", ARCHIVE_COMMANDS)
 tables_app = _make_group("Show and fill the tables for analysts.", TABLES_COMMANDS)
 spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_COMMANDS)
@@ -185,6 +198,7 @@ app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
 app.add_typer(types_app, name="types")
+app.add_typer(recurring_app, name="recurring")
 app.add_typer(archive_app, name="archive")
 app.add_typer(tables_app, name="tables")
 app.add_typer(spark_app, name="spark")
@@ -212,6 +226,7 @@ def _handle_root_options(
 @dead_app.callback()
 @admin_app.callback()
 @types_app.callback()
+@recurring_app.callback()
 @archive_app.callback()
 @tables_app.callback()
 @spark_app.callback()

@@ -9,6 +9,7 @@ from toc.client.http_call import HttpCall, encode_body
 from toc.client.verbs import Steps
 from toc.client.wire_jobs import parse_countdown, parse_time_ms
 from toc.domain.job import Job, Status
+from toc.domain.occurrence_keys import extra_key_of
 from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
 from toc.errors import InvalidInput, RequestFailed
@@ -76,7 +77,7 @@ def parse_leases(document: dict[str, Any], extend_s_max: float) -> list[Lease]:
 
 
 def _parse_lease(document: Any, control: RunControl) -> Lease:
-    text = document["biz_id"]
+    text, nominal = document["biz_id"], document.get("nominal_time")  # an older server has none
     job = Job(
         int(document["job_id"]),
         text if document["biz_id_is_text"] else int(text),
@@ -88,6 +89,8 @@ def _parse_lease(document: Any, control: RunControl) -> Lease:
         int(document["attempt"]),
         # The lease's token is not given to handlers: `complete` cannot use it, and repr() would show it.
         token=None,
+        # The key itself is not told; this part of it says what `Job.nominal_time` is.
+        dedup_key=None if nominal is None else extra_key_of(parse_time_ms(nominal)),
         tenant=document["tenant"],
         trace=document.get("trace"),
         _control=control,

@@ -28,7 +28,10 @@ from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from toc.center.recurring_verbs import RecurringOptions
+    from toc.client.recurring import AsyncRemoteRecurring, RemoteRecurring
     from toc.client.transport import AsyncTransport, SyncTransport, Wiring
+    from toc.domain.recurring import Recurring
     from toc.store.jobs import OnDuplicate
 
 P = ParamSpec("P")
@@ -358,6 +361,20 @@ class RemoteCenter(_RemoteBase):
             )
         )
 
+    @property
+    def recurring(self) -> RemoteRecurring:
+        """The recurring schedules of the token's tenant and types, as `TimeoutCenter.recurring`."""
+        # Imported here: the libraries that read rules cost 20 ms, and most clients have no schedules.
+        from toc.client.recurring import RemoteRecurring  # noqa: PLC0415
+
+        return RemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
+
+    def recur(
+        self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]
+    ) -> Recurring:
+        """Declares a recurring schedule, or changes it, as `TimeoutCenter.recur`. Needs the scope admin."""
+        return self.recurring.add(name, reason=reason, **options)
+
     def close(self) -> None:
         """Disconnects. The next call connects again."""
         self._transport.close()
@@ -496,6 +513,19 @@ class AsyncRemoteCenter(_RemoteBase):
     get = _awaited(RemoteCenter.get)
     wait = _awaited(RemoteCenter.wait)
     find = _awaited(RemoteCenter.find)
+
+    @property
+    def recurring(self) -> AsyncRemoteRecurring:
+        """The recurring schedules of the token's tenant and types; the verbs must be awaited."""
+        from toc.client.recurring import AsyncRemoteRecurring  # noqa: PLC0415 - see RemoteCenter
+
+        return AsyncRemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
+
+    async def recur(
+        self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]
+    ) -> Recurring:
+        """Declares a recurring schedule, or changes it, as `RemoteCenter.recur`."""
+        return await self.recurring.add(name, reason=reason, **options)
 
     async def close(self) -> None:
         """Disconnects. The next call connects again."""

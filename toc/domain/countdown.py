@@ -7,13 +7,14 @@ from typing import Literal
 
 from toc.domain.argument_checks import check_dedup_key
 from toc.domain.job import Answer
+from toc.domain.occurrence_keys import KEY_PREFIX
 from toc.errors import InvalidInput
 
 COUNTDOWN_KEY = "count:"
 """How the dedup_key of a countdown begins: whoever has the row sees that it is one, without a read."""
 QUIET_KEYS = ("quiet:a:", "quiet:b:")
 """How the two keys of a debounced job begin: of the open group, and of the one that has fired."""
-RESERVED = (COUNTDOWN_KEY, "quiet:")
+RESERVED = (COUNTDOWN_KEY, "quiet:", KEY_PREFIX)
 OWN_KEY_CHARS_MAX = 56
 """The longest dedup_key of a countdown or debounced job: with its beginning it must fit the column."""
 

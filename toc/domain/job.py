@@ -10,6 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from toc.domain.biz_ids import BusinessId
+from toc.domain.occurrence_keys import nominal_ms_of_key
 from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
 from toc.domain.times import datetime_of
@@ -240,6 +241,15 @@ class Job:
     def action_time(self) -> datetime:
         """The moment the business asked for, as an aware UTC datetime."""
         return datetime_of(self.action_ms)
+
+    @property
+    def nominal_time(self) -> datetime | None:
+        """For an occurrence of a recurring schedule: the time of the schedule that it stands for, in UTC.
+
+        `action_time` is later by the schedule's jitter, and after a snooze. None: the job is no occurrence.
+        """
+        nominal_ms = nominal_ms_of_key(self.dedup_key)
+        return None if nominal_ms is None else datetime_of(nominal_ms)
 
     @property
     def due_time(self) -> datetime | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -26,6 +27,8 @@ from toc.handlers.hooks import Hooks
 from toc.handlers.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from toc.domain.recurrence import Gap
+    from toc.domain.recurring import Overlap, RecurringSchedule
     from toc.handlers.typed_handler import SchedulingClient, TypedHandler
     from toc.handlers.typed_payload import PayloadModel
 
@@ -80,6 +83,7 @@ class Registry:
     def __init__(self) -> None:
         self._specs: dict[str, HandlerSpec] = {}
         self.hooks = Hooks()
+        self._schedules: dict[str, RecurringSchedule] = {}
 
     @overload
     def handler(
@@ -214,6 +218,57 @@ class Registry:
                 f" the second one is {_source_location(function)}"
             )
             raise InvalidInput("biz_type", biz_type, rule)
+
+    def every(
+        self,
+        when: str | timedelta | float,
+        *,
+        tz: str = "UTC",
+        name: str | None = None,
+        attribute: dict[str, Any] | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        gap: Gap = "skip",
+        overlap: Overlap = "skip",
+        catch_up: timedelta | float = 3600,
+        jitter: timedelta | float = 0,
+    ) -> Callable[[F], F]:
+        """Declares a recurring schedule whose jobs the decorated function runs.
+
+        when: five fields of cron in the zone `tz`, or the time between two runs (a timedelta, or
+        seconds). name: of the schedule; default: the biz_type. A function without `@toc.handler` becomes
+        the handler of the biz_type `name` (default: the function's name). The other arguments are those
+        of `TimeoutCenter.recur`.
+
+        Each node with this function declares the schedule when it starts. Raises InvalidInput.
+        """
+        from toc.domain.recurring import make_schedule  # noqa: PLC0415 - 20 ms that few programs need
+
+        def declare(function: F) -> F:
+            found = [spec.biz_type for spec in self if spec.function is function]
+            biz_type = found[0] if found else name or str(getattr(function, "__name__", ""))
+            schedule = make_schedule(
+                name or biz_type, biz_type=biz_type, tz=tz, attribute=attribute, start=start, end=end,
+                cron=when if isinstance(when, str) else None,
+                every=None if isinstance(when, str) else when,
+                gap=gap, overlap=overlap, catch_up=catch_up, jitter=jitter,
+            )  # fmt: skip
+            taken = self._schedules.get(schedule.name)
+            if taken is not None and taken != schedule:
+                raise InvalidInput(
+                    "name", schedule.name, "is a schedule of another function: give name="
+                )
+            if not found:
+                self.handler(biz_type)(function)
+            self._schedules[schedule.name] = schedule
+            return function
+
+        return declare
+
+    @property
+    def schedules(self) -> Sequence[RecurringSchedule]:
+        """The recurring schedules that `every` has declared."""
+        return list(self._schedules.values())
 
     def get(self, biz_type: str) -> HandlerSpec | None:
         """The handler of a type, else the handler of `"*"`, else None."""

@@ -83,6 +83,7 @@ async def _lease_document(backend: Backend, job: LeasedJob) -> dict[str, Any]:
         "biz_type": job.biz_type,
         "tenant": job.tenant,
         "action_time": format_datetime(job.action_time),
+        "nominal_time": None if job.nominal_time is None else format_datetime(job.nominal_time),
         "payload": dict(job.attribute),
         "trace": job.trace,
         "countdown": countdown_document(countdown),

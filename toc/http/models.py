@@ -347,7 +347,10 @@ class LeaseIn(_Request):
 
 
 class LeaseOut(_Answer):
-    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret."""
+    """A job that is leased to you until `lease_until`. `token` settles the lease; keep it secret.
+
+    nominal_time: the time of the recurring schedule that the job stands for; null: it is of none.
+    """
 
     job_id: str
     token: str
@@ -358,6 +361,7 @@ class LeaseOut(_Answer):
     biz_type: str
     tenant: str | None
     action_time: str
+    nominal_time: str | None
     payload: dict[str, Any]
     trace: str | None
     countdown: CountdownOut | None
@@ -536,3 +540,102 @@ class HealthOut(_Answer):
     """`ok`; `degraded`: some databases do not answer; `down`: none does."""
 
     state: Literal["ok", "degraded", "down"]
+
+
+# ---- recurring schedules
+
+_ScheduleTime = Annotated[
+    str | None, Field(max_length=64, description="An RFC 3339 time, as 2026-01-31T18:00:00Z.")
+]
+_Length = Annotated[
+    float | int | str,
+    Field(description="Whole seconds, or an ISO 8601 duration as PT30M."),
+]
+
+
+class RecurringIn(_Request):
+    """A recurring schedule. Give one of `cron`, `every` and `rrule`."""
+
+    biz_type: Annotated[str, Field(max_length=64, description="A declared type: of the jobs.")]
+    cron: Annotated[
+        str | None, Field(max_length=200, description='Five fields of cron, as "0 3 * * *".')
+    ] = None
+    every: Annotated[
+        float | int | str | None,
+        Field(description="Time between two jobs: whole seconds, or an ISO 8601 duration."),
+    ] = None
+    rrule: Annotated[
+        str | None, Field(max_length=500, description="An RRULE of RFC 5545; needs `start`.")
+    ] = None
+    tz: Annotated[
+        str, Field(max_length=64, description="The zone of cron and rrule, as Asia/Shanghai.")
+    ] = "UTC"
+    payload: Annotated[
+        dict[str, Any] | None, Field(description="A JSON object that each job's handler gets.")
+    ] = None
+    start: _ScheduleTime = None
+    end: _ScheduleTime = None
+    gap: Annotated[
+        Literal["skip", "next"],
+        Field(description="For wall times that daylight saving skips: none, or the gap's end."),
+    ] = "skip"
+    overlap: Annotated[
+        Literal["skip", "queue", "cancel-other"],
+        Field(description="For a time at which the job before still lives."),
+    ] = "skip"
+    catch_up: _Length = 3600
+    jitter: _Length = 0
+    reason: Reason = None
+
+
+class RecurringOut(_Answer):
+    """A recurring schedule as it stands now. job_id, nominal_time: its newest job."""
+
+    name: str
+    biz_type: str
+    cron: str | None
+    every_s: int | None
+    rrule: str | None
+    tz: str
+    gap: Literal["skip", "next"]
+    start: str | None
+    end: str | None
+    overlap: Literal["skip", "queue", "cancel-other"]
+    catch_up_s: int
+    jitter_s: int
+    payload: dict[str, Any] | None
+    paused_since: str | None
+    job_id: str | None
+    nominal_time: str | None
+    next_times: list[str]
+    made: int
+    skipped: int
+    version: int
+    actor: str
+    reason: str | None
+
+
+class RecurringListOut(_Answer):
+    """The recurring schedules of the token's tenant and types."""
+
+    recurring: list[RecurringOut]
+
+
+class RunOut(_Answer):
+    """The job that was made."""
+
+    job_id: str
+
+
+class BackfillIn(_Request):
+    """The range of a backfill, both ends included."""
+
+    start: Annotated[str, Field(max_length=64, description="An RFC 3339 time.")]
+    end: Annotated[str, Field(max_length=64, description="An RFC 3339 time.")]
+
+
+class BackfillOut(_Answer):
+    """The new jobs; `present`: nominal times that had a job already."""
+
+    job_ids: list[str]
+    present: int

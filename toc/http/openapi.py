@@ -27,7 +27,11 @@ _OF_BODIES = (
     HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )  # fmt: skip
 Links = dict[tuple[str, HTTPStatus], dict[str, Any]]
-_PATTERNS = {"job_id": r"^[0-9]{1,19}$", "biz_type": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
+_PATTERNS = {
+    "job_id": r"^[0-9]{1,19}$",
+    "biz_type": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    "name": r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+}
 
 
 def make_openapi(routes: Iterable[Route]) -> dict[str, Any]:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from toc.http import countdown_calls, job_calls, job_verbs, lease_calls, pause_calls, type_calls
+from toc.http import (
+    countdown_calls,
+    job_calls,
+    job_verbs,
+    lease_calls,
+    pause_calls,
+    recurring_calls,
+    type_calls,
+)
 from toc.http.call import Route
 from toc.http.models import (
     AnswerOut,
     ArrivalOut,
     ArriveIn,
+    BackfillIn,
+    BackfillOut,
     BusinessArriveIn,
     BusinessIn,
     BusinessRescheduleIn,
@@ -31,9 +41,13 @@ from toc.http.models import (
     PauseOut,
     PausesOut,
     ReasonIn,
+    RecurringIn,
+    RecurringListOut,
+    RecurringOut,
     ReleaseIn,
     RescheduleIn,
     ResumeIn,
+    RunOut,
     ScheduledOut,
     TypesOut,
 )
@@ -168,6 +182,47 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/leases:release", lease_calls.release_leases, LeaseResults,
         "Give jobs back: due at once, the attempt is not counted.",
         scope="consume", bodies=(ReleaseIn,), audited="leases.release",
+    ),
+    Route(
+        "GET", "/v1/recurring", recurring_calls.list_schedules, RecurringListOut,
+        "List the recurring schedules that the token may use.", scope="read",
+    ),
+    Route(
+        "POST", "/v1/recurring/{name}:pause", recurring_calls.pause_schedule, RecurringOut,
+        "Pause a recurring schedule: its job that has not begun is cancelled.",
+        scope="operate", bodies=(ReasonIn,), needs_body=False, problems=(_NOT_FOUND,),
+        audited="recurring.pause",
+    ),
+    Route(
+        "POST", "/v1/recurring/{name}:resume", recurring_calls.resume_schedule, RecurringOut,
+        "Resume a paused recurring schedule from now on.",
+        scope="operate", bodies=(ReasonIn,), needs_body=False, problems=(_NOT_FOUND,),
+        audited="recurring.resume",
+    ),
+    Route(
+        "POST", "/v1/recurring/{name}:run", recurring_calls.run_schedule, RunOut,
+        "Make one more job of a recurring schedule, due now.",
+        scope="operate", problems=(_NOT_FOUND,), audited="recurring.run",
+    ),
+    Route(
+        "POST", "/v1/recurring/{name}:backfill", recurring_calls.backfill_schedule, BackfillOut,
+        "Make the jobs of a range of nominal times that had none, due now.",
+        scope="operate", bodies=(BackfillIn,), problems=(_NOT_FOUND,), audited="recurring.backfill",
+    ),
+    Route(
+        "GET", "/v1/recurring/{name}", recurring_calls.get_schedule, RecurringOut,
+        "Show a recurring schedule.", scope="read", problems=(_NOT_FOUND,),
+        query={"next": "How many of its next times to show (default 1, at most 1000)."},
+    ),
+    Route(
+        "PUT", "/v1/recurring/{name}", recurring_calls.put_schedule, RecurringOut,
+        "Declare a recurring schedule, or change it as a whole.",
+        scope="admin", bodies=(RecurringIn,), problems=(_NOT_FOUND,), audited="recurring.put",
+    ),
+    Route(
+        "DELETE", "/v1/recurring/{name}", recurring_calls.delete_schedule, RecurringOut,
+        "Remove a recurring schedule, and cancel its job that has not begun.",
+        scope="admin", problems=(_NOT_FOUND,), audited="recurring.remove",
     ),
     Route(
         "GET", "/v1/types", type_calls.list_types, TypesOut,

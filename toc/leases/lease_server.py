@@ -32,6 +32,7 @@ from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.lease_claims import LeaseClaims
 from toc.worker.acks import AckSender
 from toc.worker.context import ProcessContext
+from toc.worker.occurrence_settle import OccurrenceSettle, make_chains
 from toc.worker.permits import DatabaseOutages
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,12 @@ class LeaseServer:
             for database in process.databases
         }  # fmt: skip
         self._watch = PullTypeWatch(context, self._sources)
-        self._settlements = [Settlement(database, context) for database in process.databases]
+        occurrences = OccurrenceSettle(
+            process, claims, make_chains(process, process.name), acks, context.reminder_to_put_back
+        )
+        self._settlements = [
+            Settlement(database, context, occurrences) for database in process.databases
+        ]
         self._pools = [
             CallPool(f"toc-leases-settle-{database.index}", self._limits.threads, self._limits.calls_max)
             for database in process.databases

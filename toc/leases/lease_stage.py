@@ -426,7 +426,7 @@ class _LeaseBatch:
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
             job.biz_type, job.tenant, job.attribute, job.action_time,
-            is_countdown_key(job.dedup_key), job.trace,
+            is_countdown_key(job.dedup_key), job.trace, job.nominal_time,
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:

@@ -29,6 +29,7 @@ from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
+from toc.worker.occurrence_settle import OccurrenceSettle
 from toc.worker.outcome import result_within_limit
 
 log = logging.getLogger(__name__)
@@ -88,8 +89,10 @@ Results = dict[LeaseItem, ItemResult]
 class Settlement:
     """Settles leases of one database. Any thread; each call waits for the database."""
 
-    def __init__(self, database: Database, context: LeaseContext) -> None:
-        self._database, self._context = database, context
+    def __init__(
+        self, database: Database, context: LeaseContext, occurrences: OccurrenceSettle
+    ) -> None:
+        self._database, self._context, self._occurrences = database, context, occurrences
         self._verbs: Mapping[Verb, Callable[[Sequence[_Held]], Results]] = {
             "finish": self._finish, "fail": self._fail, "extend": self._extend,
             "release": self._release,
@@ -187,9 +190,14 @@ class Settlement:
     def _settle(
         self, outcomes: Sequence[tuple[_Held, Outcome]], done: LeaseOutcome = "settled"
     ) -> Results:
-        settled = self._context.claims.settle_jobs(
-            self._database, [outcome for _, outcome in outcomes]
-        )
+        settled, rest = set[tuple[int, str]](), list[Outcome]()
+        for (_, job), outcome in outcomes:
+            if self._occurrences.ends_occurrence(job, outcome):
+                settled |= self._occurrences.settle(self._database, job, outcome)
+            else:
+                rest.append(outcome)
+        if rest:
+            settled |= self._context.claims.settle_jobs(self._database, rest)
         acks, results = list[Ack](), Results()
         for (item, job), outcome in outcomes:
             if (outcome.job_id, outcome.token) not in settled:

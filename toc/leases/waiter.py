@@ -20,6 +20,7 @@ class LeasedJob:
 
     `token`: to settle the lease with; a secret of the consumer. `attempt`: which attempt this is, from 1.
     `action_time`: when the business wanted the job. `is_countdown`: it has arrivals, which were not read.
+    `nominal_time`: as that of a `Job`.
     """
 
     job_id: int
@@ -33,6 +34,7 @@ class LeasedJob:
     action_time: datetime
     is_countdown: bool = False
     trace: str | None = None
+    nominal_time: datetime | None = None
 
 
 @dataclass(slots=True, eq=False)

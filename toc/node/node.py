@@ -37,6 +37,7 @@ from toc.node.limit_follower import LimitFollower
 from toc.node.nightly_gauges import NightlyGauges
 from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
+from toc.node.recurring_keeper import RecurringKeeper
 from toc.node.sinks import WEBHOOK, BrokerSinks, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
@@ -56,10 +57,13 @@ from toc.store.biz_types import BizTypeCache
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.pull_type_follower import follow_pull_types
+from toc.store.recurring_chains import MadeOccurrence
+from toc.store.recurring_changes import RecurringChanges
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
 from toc.webhooks.gate import HandlerShares
+from toc.worker.acks import Ack
 from toc.worker.context import ProcessContext
 from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
@@ -135,6 +139,7 @@ class Node:
         self.catalogue: TypeCatalogue | None = None
         self.pauses: PauseFollower | None = None
         self.watches: list[ShardWatch] = []
+        self.recurring_keepers: list[RecurringKeeper] = []
         self.nightly: NightlyScheduler | None = None
         if settings.reconcile.nightly != "none":
             self.nightly = NightlyScheduler(settings, self._is_leader, self._clock)
@@ -190,6 +195,7 @@ class Node:
             self._brokers.close_connections,
         ]
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
+        self.recurring_keepers = list(self._make_recurring_keepers(database_metadata, worker))
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
@@ -197,6 +203,7 @@ class Node:
         readers = [*self.type_readers, *catalogue.services, *pauses.services]
         readers += limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
+        services += self.recurring_keepers
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
         services += make_alarm_services(
             process, types, worker.process_identity, pauses.gate.is_held_back
@@ -420,6 +427,38 @@ class Node:
                 yield Purger.from_settings(
                     self.settings, self.databases, database, types, self._clock
                 )
+
+    def _make_recurring_keepers(
+        self, database_metadata: DatabaseMetadata, worker: Worker
+    ) -> Iterator[RecurringKeeper]:
+        """Makes a keeper of recurring schedules per database."""
+        settings = self.settings
+        changes = RecurringChanges.from_settings(
+            settings, self.databases, database_metadata, worker.chains.jobs, worker.chains
+        )
+        schedules = [
+            *(group.to_schedule(name) for name, group in settings.recurring.items()),
+            *self._handlers.schedules,
+        ]
+
+        def arm(made: MadeOccurrence, now_ms: int) -> None:
+            reminder = worker.context.reminder_to_put_back(now_ms, made.due_ms, made.job_id)
+            topic = settings.topic_of_biz_type(made.biz_type)
+            worker.acks.enqueue([Ack(topic, made.job_id, reminder)])
+
+        for database in self.databases:
+            yield RecurringKeeper(
+                database,
+                changes,
+                schedules,
+                self._clock,
+                self.name,
+                check_s=settings.worker.recurring_check_s,
+                schedules_max=settings.limits.recurring,
+                occurrence_days=settings.retention.occurrence_days,
+                arm=arm,
+                is_leader=self._is_leader,
+            )
 
     def _make_shard_watches(self, database_metadata: DatabaseMetadata) -> Iterator[ShardWatch]:
         """Makes a watch per database, if there is a Redis to compare the database with."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,9 @@ from toc.domain.argument_checks import check_biz_type
 from toc.domain.network_addresses import AllowList, check_host_entry
 from toc.domain.secret_masking import SecretText, SecretUrl, is_secret_name
 from toc.runtime.urls import MYSQL, parse_database_url
+
+if TYPE_CHECKING:
+    from toc.domain.recurring import RecurringSchedule
 
 Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="json")]
 """A URL that may hold a password: shown without the password, in JSON too."""
@@ -123,6 +127,43 @@ class CodecSettings(_SettingGroup):
     )
 
 
+class RecurringSettings(_SettingGroup):
+    """A recurring schedule, which each node declares when it starts (docs/how-to/recurring.md)."""
+
+    cron: str | None = Field(
+        None, description="when: five fields of cron; or give every_s or rrule"
+    )
+    every_s: int | None = Field(None, description="seconds from one time to the next")
+    rrule: str | None = Field(None, description="an RRULE of RFC 5545; needs start")
+    tz: str = Field("UTC", description="the time zone of cron and rrule, as 'Asia/Shanghai'")
+    biz_type: str | None = Field(None, description="of the jobs (default: the schedule's name)")
+    attribute: dict[str, Any] | None = Field(None, description="what each job's handler gets")
+    start: AwareDatetime | None = Field(
+        None, description="no time before; where rrule and every_s begin"
+    )
+    end: AwareDatetime | None = Field(None, description="no time after")
+    gap: Literal["skip", "next"] = Field(
+        "skip", description="for times that daylight saving skips: none, or the end of the gap"
+    )
+    overlap: Literal["skip", "queue", "cancel-other"] = Field(
+        "skip", description="for a time at which the job before still lives"
+    )
+    catch_up_s: int = Field(3600, description="a job may begin so long after its time")
+    jitter_s: int = Field(0, description="each job is due up to so much after its time")
+    tenant: str | None = Field(None, description="whose schedule it is")
+
+    def to_schedule(self, name: str) -> RecurringSchedule:
+        """The schedule of this name. Raises InvalidInput."""
+        # Imported here: the libraries that read rules cost each client 20 ms, and few settings have any.
+        from toc.domain.recurring import make_schedule  # noqa: PLC0415
+
+        return make_schedule(
+            name, cron=self.cron, every=self.every_s, rrule=self.rrule, tz=self.tz, biz_type=self.biz_type,
+            attribute=self.attribute, start=self.start, end=self.end, gap=self.gap, overlap=self.overlap,
+            catch_up=self.catch_up_s, jitter=self.jitter_s, tenant=self.tenant,
+        )  # fmt: skip
+
+
 class TimerSettings(_SettingGroup):
     """The Redis timer."""
 
@@ -206,6 +247,12 @@ class WorkerSettings(_SettingGroup):
         ge=1,
         le=100_000,
         description="the most jobs that a process has claimed and not settled, and the most acks that wait",
+    )
+    recurring_check_s: float = Field(
+        5,
+        ge=0.05,
+        le=60,
+        description="time between two checks of the chains of recurring schedules",
     )
     queue_wait_s: float = Field(
         1.0,
@@ -432,6 +479,13 @@ class RetentionSettings(_SettingGroup):
         default_factory=dict, description="the same for single biz_types"
     )
     dead_days: Days = Field(90, description="the same for dead jobs and their dead letters")
+    occurrence_days: float = Field(
+        90,
+        ge=31,  # longer than the longest catch-up
+        le=36_500,
+        description="the same for the records of which nominal times of recurring schedules had a job; a "
+        "backfill reaches back so far",
+    )
     event_days: Days = Field(90, description="the same for events (the audit trail)")
     count_days: Days = Field(
         1100,
@@ -852,6 +906,12 @@ class LimitSettings(_SettingGroup):
         ge=1,
         le=1_000_000,
         description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
+    )
+    recurring: int = Field(
+        1000, ge=1, le=100_000, description="recurring schedules in a database, at most"
+    )
+    backfill: int = Field(
+        1000, ge=1, le=100_000, description="nominal times that one backfill may cover, at most"
     )
 
 

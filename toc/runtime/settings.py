@@ -57,6 +57,7 @@ from toc.runtime.setting_groups import (
     MysqlSettings,
     PauseSettings,
     ReconcileSettings,
+    RecurringSettings,
     RetentionSettings,
     ScannerSettings,
     SinkSettings,
@@ -129,6 +130,10 @@ class Settings(BaseSettings):
     codecs: dict[str, CodecSettings] = Field(
         default_factory=dict,
         description="codecs that encrypt payloads, by name (docs/how-to/encrypted-payloads.md)",
+    )
+    recurring: dict[str, RecurringSettings] = Field(
+        default_factory=dict,
+        description="recurring schedules by name (docs/how-to/recurring.md)",
     )
     pool_size: int = Field(
         16, ge=1, le=1000, description="connections per database and process, at most"
@@ -257,6 +262,16 @@ class Settings(BaseSettings):
                     raise ValueError(f"{kind}.{name}: a name has no /")
                 if not group.url:
                     raise ValueError(f"{kind}.{name}: url must be set")
+        return value
+
+    @field_validator("recurring")
+    @classmethod
+    def _check_schedules(cls, value: dict[str, RecurringSettings]) -> dict[str, RecurringSettings]:
+        for name, fields in value.items():
+            try:
+                fields.to_schedule(name)
+            except InvalidInput as error:
+                raise ValueError(f"{name}: {error}") from None
         return value
 
     @field_validator("redis_url")
@@ -477,7 +492,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
     "topics": TopicSettings, "types": TypeSettings, "sinks": SinkSettings,
-    "codecs": CodecSettings,
+    "codecs": CodecSettings, "recurring": RecurringSettings,
 }  # fmt: skip
 """The settings that are groups by a name, as `[topics.orders]`; of sinks by two, as `[sinks.kafka.orders]`.
 """

@@ -66,11 +66,13 @@ _CLIENT: dict[str, Rights] = {
     "toc_dead_job": ("DELETE",),
     "toc_event": (_EVENTS,),
     "toc_arrival": ("INSERT",),
+    "toc_recurring": ("INSERT", "UPDATE", "DELETE"),
+    "toc_occurrence": ("INSERT", "DELETE"),
 }
 
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    "toc_pause", "toc_token", "toc_audit", "toc_arrival", VERSION_TABLE,
+    "toc_pause", "toc_token", "toc_audit", "toc_arrival", "toc_recurring", "toc_occurrence", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {

@@ -444,6 +444,30 @@ class Claims:
                 }
         return held
 
+    def settle_job_with(
+        self, database: Database, outcome: Outcome, work: Callable[[Connection], None]
+    ) -> bool:
+        """Settles one outcome, and calls `work(connection)` in the same transaction, before its COMMIT.
+
+        `work` may be called again after an answer was lost. False: the outcome was stale, `work` was not
+        called.
+        """
+        shard = self._databases.routing.shard_of_hash(routing_bits_of(outcome.job_id))
+
+        def settle_and_work(connection: Connection, settled_as: Outcome) -> bool:
+            group = self._make_group_settle(database, shard, [settled_as])
+            *_, rest = run_statements(connection, [*group.changes, group.select_settled()])
+            if rest.rows:
+                work(connection)
+            return bool(rest.rows)
+
+        if database.run_transaction(partial(settle_and_work, settled_as=outcome)):
+            return True
+        if not outcome.token.endswith(ALONE):
+            return False
+        unmarked = outcome._replace(token=remove_alone_mark(outcome.token))
+        return database.run_transaction(partial(settle_and_work, settled_as=unmarked))
+
     def _settle_groups(
         self, database: Database, outcomes: Sequence[Outcome], locked: set[int] | None
     ) -> set[tuple[int, str]]:

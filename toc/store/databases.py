@@ -199,6 +199,8 @@ class Database:
         self.pause = schema.pause_table(metadata)
         self.webhook = schema.webhook_table(metadata)
         self.arrival = schema.arrival_table(metadata)
+        self.recurring = schema.recurring_table(metadata)
+        self.occurrence = schema.occurrence_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier
         prefix = "" if self.sqlite else f"{quote(str(url.database))}."
         self._job_table_names = {

@@ -123,6 +123,14 @@ class Jobs:
         with join_transaction(connection, database, self._database_metadata):
             return insert.insert_on_connection(connection)
 
+    def insert_on_connection(
+        self, connection: Connection, database: Database, jobs: Sequence[NewJob]
+    ) -> list[InsertResult]:
+        """Inserts jobs in a transaction of toc's own on `database`; a job whose key is held is kept."""
+        routing = self._databases.routing
+        insert = _JobInsert(self, database, routing, jobs, "keep", self.actor)
+        return insert.insert_on_connection(connection)
+
     # ---- reads
 
     def get(self, job_id: int) -> Job | None:
@@ -297,6 +305,10 @@ class Jobs:
     def _shard_and_database(self, job_id: int) -> tuple[int, Database]:
         shard = self._databases.routing.shard_of_hash(routing_bits_of(job_id))
         return shard, self._databases.database_of_shard(shard)
+
+    def fresh_id_of_hash(self, routing_hash: int) -> int:
+        """Draws a new id for a business id's routing hash."""
+        return self._fresh_id(routing_hash)
 
     def fresh_id_like(self, job_id: int) -> int:
         """Draws a new id with the shard and slot of `job_id`."""

@@ -5,8 +5,9 @@ routing's fingerprint and the database's identity), `toc_biz_type` (number <-> n
 join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event` (changes of jobs by
 people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
 (a copy of the tokens of HTTP), `toc_audit` (calls over HTTP), `toc_declared_type` (the declarations of
-types: each change is a row), `toc_webhook` (the destinations of webhooks) and `toc_arrival` (countdowns and
-their arrivals).
+types: each change is a row), `toc_webhook` (the destinations of webhooks), `toc_arrival` (countdowns and
+their arrivals), `toc_recurring` (recurring schedules, each in the database of its jobs) and `toc_occurrence`
+(the nominal times that got a job).
 """
 
 from __future__ import annotations
@@ -285,6 +286,45 @@ def webhook_table(metadata: MetaData) -> Table:
         Column("disabled_time", DatetimeAsMillis),
         Column("disabled_reason", utf8_varchar(255)),
         Column("removed", SmallInteger, nullable=False, server_default=text("0")),
+        **_TABLE_OPTIONS,
+    )
+
+
+def recurring_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_recurring",
+        metadata,
+        # "": no tenant. A primary key has no NULL.
+        Column("tenant", ascii_varchar(32), primary_key=True),
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("version", Integer, nullable=False),
+        Column("definition", utf8_text(), nullable=False),
+        Column("type_no", Integer, nullable=False),
+        # All nominal times up to this one are decided: made, or left out.
+        Column("cursor_time", DatetimeAsMillis, nullable=False),
+        Column("job_id", UInt64),
+        Column("nominal_time", DatetimeAsMillis),
+        Column("made", BigInteger, nullable=False),
+        Column("skipped", BigInteger, nullable=False),
+        Column("paused_time", DatetimeAsMillis),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text()),
+        Column("gmt_create", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        Column("gmt_modified", DatetimeAsMillis, nullable=False, server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
+def occurrence_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_occurrence",
+        metadata,
+        Column("tenant", ascii_varchar(32), primary_key=True),
+        Column("name", ascii_varchar(64), primary_key=True),
+        Column("nominal_time", DatetimeAsMillis, primary_key=True),
+        Column("job_id", UInt64, nullable=False),
+        Column("made_time", DatetimeAsMillis, nullable=False),
+        Index("ix_made", "made_time"),
         **_TABLE_OPTIONS,
     )
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
+from toc.domain.occurrence_keys import catch_up_s_of_key
 from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
-from toc.handlers.verdicts import Snooze
+from toc.handlers.verdicts import Drop, Snooze
 from toc.runtime.admission import Admission
 from toc.runtime.payload_codecs import PayloadUnreadableError
 from toc.store.claims import ClaimedRow, Outcome
@@ -164,6 +165,8 @@ class RunMaker:
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
             spec = replace(spec, function=_make_failing_handler(error), is_async=False, batch=0)
+        if row.dedup_key is not None and self._is_past_catch_up(row):
+            spec = replace(spec, function=_drop_late_occurrence, is_async=False, batch=0)
         control = RunControl(self._extend_s_max, self._on_progress)
         job = Job(
             row.job_id, biz_id, spec.biz_type, row.status,
@@ -193,6 +196,13 @@ class RunMaker:
                 function = _let_job_wait
             return replace(spec, function=function, is_async=False, batch=0), {}
 
+    def _is_past_catch_up(self, row: ClaimedRow) -> bool:
+        """Whether the row is an occurrence of a recurring schedule that begins too late (ADR 46)."""
+        catch_up_s = catch_up_s_of_key(row.dedup_key)
+        if catch_up_s is None or row.attempts > 1:
+            return False
+        return self._claimed_ms(row) > row.action_ms + catch_up_s * 1000
+
     def _claimed_ms(self, row: ClaimedRow) -> int:
         """The database's time at the claim, within the bounds that this process believes."""
         server_ms = row.claimed_ms
@@ -218,6 +228,12 @@ def _make_refusing_handler(error: PayloadUnreadableError) -> Callable[[Job], obj
         raise error
 
     return raise_payload_error
+
+
+def _drop_late_occurrence(job: Job) -> None:
+    """A handler that cancels an occurrence whose schedule does not want it any more."""
+    catch_up_s = catch_up_s_of_key(job.dedup_key)
+    raise Drop(f"not begun within the catch-up of {catch_up_s} s of its recurring schedule")
 
 
 def _make_failing_handler(error: Exception) -> Callable[[Job], None]:

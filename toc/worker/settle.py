@@ -20,6 +20,7 @@ from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import FinishedRun
+from toc.worker.occurrence_settle import OccurrenceSettle
 from toc.worker.row_corrections import CorrectionQueue
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,15 @@ class Settler(Service):
     """Settles the runs of one database."""
 
     def __init__(
-        self, database: Database, context: WorkerContext, acks: Inbox[Sequence[Ack]]
+        self,
+        database: Database,
+        context: WorkerContext,
+        acks: Inbox[Sequence[Ack]],
+        occurrences: OccurrenceSettle,
     ) -> None:
         super().__init__(f"toc-settler-{database.index}")
         self._database, self._context, self._acks = database, context, acks
+        self._occurrences = occurrences
         self._claims, self._clock = context.claims, context.process.clock
         self._limits = context.process.limits
         settings = context.process.settings.worker
@@ -71,8 +77,7 @@ class Settler(Service):
     def _settle_batch(self) -> None:
         failed: list[FinishedRun] = []
         try:
-            outcomes = [ended.outcome for ended in self._batch]
-            held = self._claims.settle_jobs(self._database, outcomes)  # guard: settle-before-ack
+            held = self._settle_runs(self._batch)
         except Exception as error:
             if is_away(error):
                 raise
@@ -95,6 +100,23 @@ class Settler(Service):
         if job_ends.is_awaited:
             job_ends.tell_ended(e.outcome.job_id for e in settled if e.outcome.kind in _ENDED)
         self._acks.enqueue([self._make_ack(ended) for ended in settled])
+
+    def _settle_runs(self, batch: Sequence[FinishedRun]) -> set[tuple[int, str]]:
+        """Writes outcomes; those that end occurrences of recurring schedules each in a transaction."""
+        held: set[tuple[int, str]] = set()
+        outcomes = [ended.outcome for ended in batch]
+        ending = [
+            each
+            for each in batch
+            if each.run.job.dedup_key is not None
+            and self._occurrences.ends_occurrence(each.run.job, each.outcome)
+        ]
+        for run, outcome in ending:
+            held |= self._occurrences.settle(self._database, run.job, outcome)
+            outcomes.remove(outcome)
+        if outcomes:
+            held |= self._claims.settle_jobs(self._database, outcomes)  # guard: settle-before-ack
+        return held
 
     def _fill_batch(self) -> None:
         if self._failed and self._clock.monotonic_s() >= self._failed_s + AGAIN_S:
@@ -130,7 +152,7 @@ class Settler(Service):
         failed: list[FinishedRun] = []
         for ended in self._batch:
             try:
-                held |= self._claims.settle_jobs(self._database, [ended.outcome])
+                held |= self._settle_runs([ended])
             except Exception as error:
                 if is_away(error):
                     raise

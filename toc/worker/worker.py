@@ -16,6 +16,7 @@ from toc.worker.handler_pool import HandlerPool
 from toc.worker.handler_table import HandlerTable, SinkHandlers
 from toc.worker.lease_recovery import LeaseRecovery
 from toc.worker.lease_renewal import LeaseRenewal
+from toc.worker.occurrence_settle import OccurrenceSettle, make_chains
 from toc.worker.permits import AdaptiveLimiter, Permits
 from toc.worker.progress_writer import ProgressWriter
 from toc.worker.settle import Settler
@@ -48,7 +49,11 @@ class Worker:
             process.reminders, process.clock,
             batch_max=settings.settle_max, queue_max=settings.queue_max,
         )  # fmt: skip
-        self.settlers = [Settler(each, context, acks) for each in process.databases]
+        self.chains = make_chains(process, context.identity)
+        occurrences = OccurrenceSettle(
+            process, context.claims, self.chains, acks, context.reminder_to_put_back
+        )
+        self.settlers = [Settler(each, context, acks, occurrences) for each in process.databases]
         attempts = AttemptHooks(context, self.settlers)
         self.pool = HandlerPool(
             process.clock, attempts.may_start, attempts.settle_result, restart_wanted,

@@ -11,3 +11,5 @@ GRANT INSERT ON `toc`.`toc_biz_type` TO 'toc_client'@'%';
 GRANT DELETE ON `toc`.`toc_dead_job` TO 'toc_client'@'%';
 GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor, reason, run_id, related_job_id) ON `toc`.`toc_event` TO 'toc_client'@'%';
 GRANT INSERT ON `toc`.`toc_arrival` TO 'toc_client'@'%';
+GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_recurring` TO 'toc_client'@'%';
+GRANT INSERT, DELETE ON `toc`.`toc_occurrence` TO 'toc_client'@'%';

@@ -11,6 +11,8 @@ GRANT INSERT ON `toc`.`toc_biz_type` TO 'toc_web'@'%';
 GRANT INSERT, DELETE ON `toc`.`toc_dead_job` TO 'toc_web'@'%';
 GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor, reason, run_id, related_job_id) ON `toc`.`toc_event` TO 'toc_web'@'%';
 GRANT INSERT ON `toc`.`toc_arrival` TO 'toc_web'@'%';
+GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_recurring` TO 'toc_web'@'%';
+GRANT INSERT, DELETE ON `toc`.`toc_occurrence` TO 'toc_web'@'%';
 GRANT INSERT, UPDATE (value) ON `toc`.`toc_meta` TO 'toc_web'@'%';
 GRANT INSERT (name, version, settings, declared_time, change_id, actor, reason, copied) ON `toc`.`toc_declared_type` TO 'toc_web'@'%';
 GRANT INSERT (target, version, settings, changed_time, change_id, actor, reason, copied, peak_per_min), UPDATE (peak_per_min) ON `toc`.`toc_pause` TO 'toc_web'@'%';
