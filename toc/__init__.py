@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     run_now = _center.run_now
     countdown = _center.countdown
     arrive = _center.arrive
+    debounce = _center.debounce
     get = _center.get
     find = _center.find
     dead = _center.dead
@@ -84,7 +85,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "countdown", "arrive", "get", "find", "dead", "handler", "complete", "close",
+    "countdown", "arrive", "debounce", "get", "find", "dead", "handler", "complete", "close",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -115,13 +116,64 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessUnavailable", "Answer", "AnswerKind", "ArrivalAnswer", "AsyncRemoteCenter",
-    "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Drop",
-    "DuplicateJob", "Exponential", "Forbidden", "InvalidInput", "Job", "JobFilter", "JobSpec",
-    "NotFound", "Overloaded", "PartlyScheduled", "RemoteCenter", "RequestFailed", "Retry", "Scheduled",
-    "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
-    "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
-    "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete", "connect", "countdown",
-    "current_job", "dead", "find", "get", "handler", "load_settings", "place", "redrive", "reschedule",
-    "run_now", "schedule", "schedule_each", "schedule_many",
+    "AccessUnavailable",
+    "Answer",
+    "AnswerKind",
+    "ArrivalAnswer",
+    "AsyncRemoteCenter",
+    "AsyncTimeoutCenter",
+    "ClaimLost",
+    "ClusterUnavailable",
+    "Countdown",
+    "Dead",
+    "DeadJob",
+    "Drop",
+    "DuplicateJob",
+    "Exponential",
+    "Forbidden",
+    "InvalidInput",
+    "Job",
+    "JobFilter",
+    "JobSpec",
+    "NotFound",
+    "Overloaded",
+    "PartlyScheduled",
+    "RemoteCenter",
+    "RequestFailed",
+    "Retry",
+    "Scheduled",
+    "SchemaMismatch",
+    "ServerUnavailable",
+    "Settings",
+    "SettingsError",
+    "Snooze",
+    "StatementFailed",
+    "Status",
+    "StoreUnavailable",
+    "TimeoutCenter",
+    "TimerUnavailable",
+    "TocError",
+    "TooManyCalls",
+    "Unauthenticated",
+    "WrongDatabase",
+    "arrive",
+    "cancel",
+    "close",
+    "complete",
+    "connect",
+    "countdown",
+    "current_job",
+    "dead",
+    "debounce",
+    "find",
+    "get",
+    "handler",
+    "load_settings",
+    "place",
+    "redrive",
+    "reschedule",
+    "run_now",
+    "schedule",
+    "schedule_each",
+    "schedule_many",
 ]  # fmt: skip

@@ -81,6 +81,7 @@ class AsyncTimeoutCenter:
     run_now = _in_thread(TimeoutCenter.run_now)
     arrive = _in_thread(TimeoutCenter.arrive)
     countdown = _in_thread(TimeoutCenter.countdown)
+    debounce = _in_thread(TimeoutCenter.debounce)
     redrive = _in_thread(TimeoutCenter.redrive)
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)

@@ -123,6 +123,15 @@ class Jobs:
         with join_transaction(connection, database, self._database_metadata):
             return insert.insert_on_connection(connection)
 
+    def insert_on(self, connection: Connection, new: NewJob, *, repeated: bool) -> InsertResult:
+        """Inserts a job in the transaction of one of this store's own connections; a held key is kept.
+
+        repeated: an earlier try of the call may have been committed.
+        """
+        _, database = self._shard_and_database(new.job_id)
+        insert = _JobInsert(self, database, self._databases.routing, [new], "keep", self.actor)
+        return insert.insert_on_connection(connection, repeated=repeated)[0]
+
     # ---- reads
 
     def get(self, job_id: int) -> Job | None:
@@ -405,8 +414,11 @@ class _JobInsert:
         self._may_be_committed = True
         return results
 
-    def insert_on_connection(self, connection: Connection) -> list[InsertResult]:
+    def insert_on_connection(
+        self, connection: Connection, *, repeated: bool = False
+    ) -> list[InsertResult]:
         """Inserts the jobs in the connection's transaction."""
+        self._repeated = self._repeated or repeated
         results: dict[int, InsertResult] = {}
         for shard, positions in self._parts:
             jobs = [self._jobs[position] for position in positions]
