@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from toc.client.remote_center import AsyncRemoteCenter, RemoteCenter, connect
     from toc.domain.countdown import ArrivalAnswer, Countdown
     from toc.domain.job import Answer, AnswerKind, DeadJob, Job, Scheduled, Status
+    from toc.domain.pauses import PauseInfo
+    from toc.domain.result_document import Progress
     from toc.domain.retry_policies import Exponential
     from toc.errors import (
         AccessUnavailable,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
-    from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+    from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
     _center = TimeoutCenter()
@@ -61,10 +63,14 @@ if TYPE_CHECKING:
     reschedule = _center.reschedule
     redrive = _center.redrive
     run_now = _center.run_now
+    pause = _center.pause
+    resume = _center.resume
+    pauses = _center.pauses
     countdown = _center.countdown
     arrive = _center.arrive
     debounce = _center.debounce
     get = _center.get
+    wait = _center.wait
     find = _center.find
     dead = _center.dead
     handler = _center.handler
@@ -77,15 +83,18 @@ _HOMES = {
     "toc.client.remote_center": ("AsyncRemoteCenter", "RemoteCenter", "connect"),
     "toc.domain.countdown": ("ArrivalAnswer", "Countdown"),
     "toc.domain.job": ("Answer", "AnswerKind", "DeadJob", "Job", "Scheduled", "Status"),
+    "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
-    "toc.handlers.verdicts": ("Dead", "Drop", "Retry", "Snooze"),
+    "toc.domain.result_document": ("Progress",),
+    "toc.handlers.verdicts": ("Dead", "Done", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "countdown", "arrive", "debounce", "get", "find", "dead", "handler", "complete", "close",
+    "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close", "wait",
+    "countdown", "arrive", "debounce",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -116,64 +125,15 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessUnavailable",
-    "Answer",
-    "AnswerKind",
-    "ArrivalAnswer",
-    "AsyncRemoteCenter",
-    "AsyncTimeoutCenter",
-    "ClaimLost",
-    "ClusterUnavailable",
-    "Countdown",
-    "Dead",
-    "DeadJob",
-    "Drop",
-    "DuplicateJob",
-    "Exponential",
-    "Forbidden",
-    "InvalidInput",
-    "Job",
-    "JobFilter",
-    "JobSpec",
-    "NotFound",
-    "Overloaded",
-    "PartlyScheduled",
-    "RemoteCenter",
-    "RequestFailed",
-    "Retry",
-    "Scheduled",
-    "SchemaMismatch",
-    "ServerUnavailable",
-    "Settings",
-    "SettingsError",
-    "Snooze",
-    "StatementFailed",
-    "Status",
-    "StoreUnavailable",
-    "TimeoutCenter",
-    "TimerUnavailable",
-    "TocError",
-    "TooManyCalls",
-    "Unauthenticated",
-    "WrongDatabase",
-    "arrive",
-    "cancel",
-    "close",
-    "complete",
-    "connect",
-    "countdown",
-    "current_job",
-    "dead",
-    "debounce",
-    "find",
+    "AccessUnavailable", "Answer", "AnswerKind", "ArrivalAnswer", "AsyncRemoteCenter",
+    "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Done",
+    "Drop", "DuplicateJob", "Exponential", "Forbidden", "InvalidInput", "Job", "JobFilter",
+    "JobSpec", "NotFound", "Overloaded", "PartlyScheduled", "PauseInfo", "Progress", "RemoteCenter",
+    "RequestFailed", "Retry", "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings",
+    "SettingsError", "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
+    "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase", "arrive",
+    "cancel", "close", "complete", "connect", "countdown", "current_job", "dead", "debounce", "find",
     "get",
-    "handler",
-    "load_settings",
-    "place",
-    "redrive",
-    "reschedule",
-    "run_now",
-    "schedule",
-    "schedule_each",
-    "schedule_many",
+    "handler", "load_settings", "pause", "pauses", "place", "redrive", "reschedule", "resume",
+    "run_now", "schedule", "schedule_each", "schedule_many", "wait",
 ]  # fmt: skip

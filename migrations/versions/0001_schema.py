@@ -202,6 +202,21 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     PRIMARY KEY (name, version)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_pause": """
+CREATE TABLE IF NOT EXISTS toc_pause (
+    target       VARCHAR(80) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    version      INT         NOT NULL,
+    settings     TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    changed_time DATETIME(3) NOT NULL,
+    change_id    VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    actor        VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason       TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    copied       SMALLINT    NOT NULL,
+    peak_per_min INT         NOT NULL,
+    account      VARCHAR(288) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL DEFAULT (CURRENT_USER()),
+    PRIMARY KEY (target, version)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
     "toc_webhook": """
 CREATE TABLE IF NOT EXISTS toc_webhook (
     name                VARCHAR(64)   CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -326,6 +341,21 @@ CREATE TABLE IF NOT EXISTS toc_declared_type (
     copied        SMALLINT    NOT NULL,
     account       VARCHAR(288),
     PRIMARY KEY (name, version)
+)
+""",
+    "toc_pause": """
+CREATE TABLE IF NOT EXISTS toc_pause (
+    target       VARCHAR(80) NOT NULL,
+    version      INTEGER     NOT NULL,
+    settings     TEXT        NOT NULL,
+    changed_time VARCHAR(23) NOT NULL,
+    change_id    VARCHAR(32) NOT NULL,
+    actor        VARCHAR(96) NOT NULL,
+    reason       TEXT,
+    copied       SMALLINT    NOT NULL,
+    peak_per_min INTEGER     NOT NULL,
+    account      VARCHAR(288),
+    PRIMARY KEY (target, version)
 )
 """,
     "toc_webhook": """

@@ -62,6 +62,7 @@ class Place:
             "toc_event",
             "toc_purge",
             "toc_declared_type",
+            "toc_pause",
             "toc_token",
             "toc_audit",
             "toc_webhook",

@@ -24,7 +24,14 @@ from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RetentionSettings
-from toc.store import archive_status, declared_types, migrate, nightly_status, reconcile_status
+from toc.store import (
+    archive_status,
+    declared_types,
+    migrate,
+    nightly_status,
+    pauses,
+    reconcile_status,
+)
 from toc.store.account_roles import VERSION_TABLE
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.countdowns import insert_countdown
@@ -246,6 +253,9 @@ def purger(place: Place, url: str) -> None:
     columns = ", ".join(declared_types.COLUMNS)
     rows = ", ".join(f"('t', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0)" for n in (1, 2))
     run(place.url, f"INSERT INTO toc_declared_type ({columns}) VALUES {rows}")
+    columns = ", ".join(pauses.COLUMNS)
+    rows = ", ".join(f"('all', {n}, '{{}}', '2025-01-01', 'c', 'ann', NULL, 0, 0)" for n in (1, 2))
+    run(place.url, f"INSERT INTO toc_pause ({columns}) VALUES {rows}")
     assert pass_under(place, url) == PurgeResult(3, 3, 0, 0, 3)
     # What the count of deleted jobs needs.
     row = "INSERT INTO toc_purge VALUES (CURRENT_DATE, 1, 2, 5, 1, 9) ON DUPLICATE KEY UPDATE jobs = jobs + 5"

@@ -7,7 +7,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.accounts.conftest import Place
 from tests.migration.conftest import VIEWS, run
-from toc.store import declared_types
+from toc.store import declared_types, pauses
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES, WEBHOOK_DISABLING_COLUMNS
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.driver_errors import error_number
@@ -17,11 +17,13 @@ from toc.store.token_rows import TOKEN_COLUMNS
 KEYS = {
     "toc_job_0000": "job_id", "toc_job_0001": "job_id", "toc_meta": "name", "toc_biz_type": "type_no",
     "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
-    "toc_token": "token_id", "toc_audit": "audit_id", "toc_webhook": "name", "toc_arrival": "job_id",
+    "toc_pause": "target", "toc_token": "token_id", "toc_audit": "audit_id", "toc_webhook": "name",
+    "toc_arrival": "job_id",
     VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {
-    "toc_event": EVENT_COLUMNS, "toc_declared_type": declared_types.COLUMNS, "toc_meta": ("name", "value"),
+    "toc_event": EVENT_COLUMNS, "toc_declared_type": declared_types.COLUMNS,
+    "toc_pause": pauses.COLUMNS, "toc_meta": ("name", "value"),
     "toc_token": TOKEN_COLUMNS, "toc_audit": AUDIT_COLUMNS,
 }  # fmt: skip
 SIGNED = {"toc_event": "event_id", "toc_audit": "audit_id", "toc_token": "revoked_time"}
@@ -49,6 +51,8 @@ def try_statements(table: str) -> dict[str, str]:
         both = "last_used_time = NULL, revoked_time = NULL"
         found["UPDATE (last_used_time, revoked_time)"] = f"UPDATE toc_token SET {both} WHERE 1 = 0"
         found["UPDATE (revoked_time)"] = "UPDATE toc_token SET revoked_time = NULL WHERE 1 = 0"
+    if table == "toc_pause":
+        found["UPDATE (peak_per_min)"] = f"UPDATE {table} SET peak_per_min = 0 WHERE 1 = 0"
     if table == "toc_webhook":
         columns = ", ".join(f"{column} = {column}" for column in WEBHOOK_DISABLING_COLUMNS)
         found["UPDATE " + COLUMN_LIST] = f"UPDATE {table} SET {columns} WHERE 1 = 0"

@@ -10,14 +10,16 @@ from toc.cli import exit_codes
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
 COMMON = {"--help", "--json", "--verbose", "--log-json"}
-COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule", "countdown",
-            "arrive", "job show", "dead list", "dead redrive", "explain", "admin cancel", "admin postpone",
+COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule", "countdown", "arrive",
+            "pause", "resume", "pauses",
+            "job show", "dead list", "dead redrive", "explain", "admin cancel", "admin postpone",
             "admin redrive", "sql",
             "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
             "types apply", "types forget", "archive show", "archive begin", "archive forget", "tables show",
             "tables backfill", "nightly", "purge", "grants",
             "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
             "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
+            "alarms test",
             "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 
@@ -31,7 +33,8 @@ def test_the_page_names_every_command(toc: Toc) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", ["", "job", "dead", "admin", "spark", "archive", "tables", "token", "audit", "types"]
+    "group",
+    ["", "job", "dead", "admin", "spark", "archive", "tables", "token", "audit", "types", "alarms"],
 )
 def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
     listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]

@@ -84,7 +84,8 @@ def test_a_mode_replaces_a_sink(toc: Toc) -> None:
     ("words", "code", "text"),
     [
         ("declare a --pull --handler", exit_codes.USAGE, "do not go together"),
-        ("declare a --sink http://shop", exit_codes.USAGE, "sink: must be webhook:NAME"),
+        ("declare a --sink http://shop", exit_codes.USAGE, "sink: must be KIND:NAME"),
+        ("declare a --sink rabbit:orders", exit_codes.USAGE, "no such kind of sink"),
         ("declare a --timeout 0", exit_codes.USAGE, "timeout_s: must be above 0"),
         ("declare a --retry soon", exit_codes.USAGE, "retry: must be exponential, webhook, or"),
         ("declare a --payload-schema none.json", exit_codes.USAGE, "cannot be read"),
@@ -241,3 +242,21 @@ def test_a_worker_warns_of_a_difference_and_writes_nothing(
         "order.close"
     ]
     assert registry.get("order.close") is None  # the process above is another one
+
+
+@pytest.mark.usefixtures("servers")
+def test_limits_are_declared_changed_and_shown(toc: Toc) -> None:
+    assert toc("types", "set", "a", "--rate", "5/s").code == exit_codes.NO
+    toc("types", "declare", "a", "--rate", "500/s", "--concurrency", "20")
+    assert "500/s (burst 500), 20 at once" in toc("types", "list").out
+    shown = toc("types", "show", "a")
+    assert "limits: 0 of 20 run, 500 of 500 starts left" in shown.out
+    changed = toc("types", "set", "a", "--unset", "rate", "--per", "payload.shop", "--json").json
+    assert changed["declared"] == {"mode": "handler", "concurrency": 20, "per": "payload.shop"}
+    assert toc("types", "show", "a", "--json").json["limits"] == {
+        "holders": None, "starts_left": None, "partitions": 0,
+    }  # fmt: skip
+    (line,) = toc("types", "list", "--json").json["types"]
+    assert (line["rate"], line["concurrency"], line["per"]) == (None, 20, "payload.shop")
+    refused = toc("types", "set", "a", "--burst", "5")
+    assert (refused.code, "burst" in refused.err) == (exit_codes.USAGE, True)

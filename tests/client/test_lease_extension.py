@@ -39,7 +39,7 @@ def test_each_outcome_concerns_its_own_run() -> None:
         raise AssertionError
 
     pool = HandlerPool(
-        SystemClock(), never, never, never, threads=1, async_tasks=1, stuck_max=1
+        SystemClock(), never, never, never, threads=1, async_tasks=1, stuck_max=1, solitary_max=1
     )  # not started
 
     async def extend(url: str) -> None:

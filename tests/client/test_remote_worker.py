@@ -26,15 +26,25 @@ from toc.client.remote_center import RemoteCenter
 from toc.client.remote_worker import RemoteWorker
 from toc.client.server_address import make_server_address
 from toc.domain.job import Job, Status
+from toc.domain.result_document import Progress
 from toc.errors import Forbidden, InvalidInput, Unauthenticated
 from toc.handlers.registry import Registry
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
 NOW = timedelta(0)
 APP = "tests.client.handlers_app"
-TYPES = ("client.a", "client.b", "client.async", "client.hangs", "client.quick", "client.long")
+TYPES = (
+    "client.mail",
+    "client.sum",
+    "client.a",
+    "client.b",
+    "client.async",
+    "client.hangs",
+    "client.quick",
+    "client.long",
+)
 
 
 class Served:
@@ -369,3 +379,42 @@ def test_the_jobs_of_a_killed_worker_run_elsewhere(served: Served, tmp_path: Pat
     assert served.token not in log
     assert "HTTP Request" not in log  # httpx would log each call
     assert "leases jobs of client.hangs, client.quick" in log
+
+
+def test_a_batch_handler_gets_more_jobs_than_there_are_threads(served: Served) -> None:
+    handlers, sizes = Registry(), list[int]()
+
+    @handlers.handler("client.mail", batch=20, batch_wait=5)
+    def send(jobs: list[Job]) -> list[Any]:
+        sizes.append(len(jobs))
+        if len(jobs) > 1:
+            raise ValueError("one of them is bad")
+        return [Done(jobs[0].attempts)]
+
+    ids = [served.schedule("client.mail") for _ in range(20)]
+    with served.worker(handlers, concurrency=2):
+        jobs = [served.ends(job_id) for job_id in ids]
+    assert [(job.status, job.result) for job in jobs] == [(Status.DONE, 1)] * 20
+    assert max(sizes) > 2
+    assert sizes.count(1) == 20
+
+
+def test_progress_and_results_reach_the_row(served: Served) -> None:
+    handlers, go = Registry(), threading.Event()
+
+    @handlers.handler("client.sum")
+    def add(job: Job) -> Done:
+        job.progress(1, 2)
+        wait_until(go.is_set)
+        job.progress(2, 2)
+        return Done({"sum": [1, "\u00e4"]})
+
+    job_id = served.schedule("client.sum")
+    with served.worker(handlers, lease_s=2):
+        wait_until(lambda: served.job(job_id).last_progress == Progress(1, 2))
+        go.set()
+        job = served.center.wait(job_id, 60)
+    assert job is not None
+    assert (job.status, job.result, job.last_progress) == (
+        Status.DONE, {"sum": [1, "\u00e4"]}, Progress(2, 2),
+    )  # fmt: skip

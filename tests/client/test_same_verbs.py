@@ -85,6 +85,21 @@ def running_and_done(center: Any, world: RemoteWorld) -> list[Any]:
     ]
 
 
+def waits(center: Any, world: RemoteWorld) -> list[Any]:
+    live = center.schedule(1, MINUTE, **CLOSE)
+    ended = center.schedule(2, MINUTE, **CLOSE)
+    center.cancel(ended)
+    seen = [
+        center.wait(live, 0.3),
+        center.wait(ended, 50),
+        center.wait(ended, timedelta(seconds=5)),
+    ]
+    seen.append(center.wait(ended - 1))
+    for timeout in (-1, 61, "5", timedelta(hours=1)):
+        seen.append(outcome_of(center.wait, ended, timeout))
+    return [*seen, outcome_of(center.wait, "x", 1)]
+
+
 def found_in_pages(center: Any, world: RemoteWorld) -> list[Any]:
     # Ids of the same millisecond need not ascend.
     made = sorted(center.schedule_many([(9, MINUTE)] * 230, biz_type="order.close"))
@@ -173,7 +188,7 @@ def debounces(center: Any, world: RemoteWorld) -> list[Any]:
 
 SCENARIOS = [
     schedule_and_get, duplicates, without_a_key, changes, changes_by_key, running_and_done,
-    found_in_pages, many, wrong_arguments, countdowns, debounces,
+    found_in_pages, many, wrong_arguments, waits, countdowns, debounces,
 ]  # fmt: skip
 
 
@@ -225,7 +240,8 @@ def comparable(seen: list[Any]) -> Any:
         if isinstance(value, Job):
             return [
                 job_number(value.job_id), repr(value.biz_id), value.biz_type, value.status, value.action_ms,
-                value.attribute, value.due_ms, value.attempts, value.dedup_key, value.tenant,
+                value.attribute, value.due_ms, value.attempts, value.dedup_key, value.tenant, value.result,
+                value.last_progress,
             ]  # fmt: skip
         if isinstance(value, Answer):
             job_id = None if value.job_id is None else job_number(value.job_id)

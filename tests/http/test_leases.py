@@ -22,7 +22,7 @@ from tests.http.served_world import (
     serve,
 )
 from tests.servers.endpoint import Endpoint
-from toc.http import lease_calls
+from toc.http import long_poll
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
@@ -167,7 +167,7 @@ def test_a_job_that_comes_after_a_token_was_revoked_is_given_back(
     client: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lease_calls, "WATCH_S", 100.0)  # the job wakes the call, not the clock
+    monkeypatch.setattr(long_poll, "WATCH_S", 100.0)  # the job wakes the call, not the clock
     settings, _ = made
     token = make_token(settings)
     with open_client(server.url, token) as revoked, ThreadPoolExecutor(1) as threads:

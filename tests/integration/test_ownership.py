@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -232,9 +232,9 @@ def looked_at(
     found: list[tuple[float, list[int]]] = []
     any_overdue = library.pages.find_overdue_shards
 
-    def noted(grace_ms: Mapping[int, int]) -> set[int]:
+    def noted(grace_ms: Mapping[int, int], left_out: Collection[int] = ()) -> set[int]:
         found.append((library.clock.monotonic_s(), [*grace_ms]))
-        return any_overdue(grace_ms)
+        return any_overdue(grace_ms, left_out)
 
     monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", at_once)
     monkeypatch.setattr(library.pages, "find_overdue_shards", noted)

@@ -85,6 +85,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
         "toc_declared_type": schema.declared_type_table,
         "toc_token": schema.token_table,
         "toc_audit": schema.audit_table,
+        "toc_pause": schema.pause_table,
         "toc_webhook": schema.webhook_table,
         "toc_arrival": schema.arrival_table,
     }

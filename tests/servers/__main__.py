@@ -21,6 +21,7 @@ from tests.servers.process import (
     ServerFailedError,
     ServerUnavailableError,
 )
+from tests.servers.rabbitmq import start_rabbitmq
 from tests.servers.redis import RedisCluster, start_redis, start_redis_cluster
 from tests.servers.zookeeper import (
     ZooKeeperEnsemble,
@@ -38,11 +39,12 @@ STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster | ZooKeeperEnsembl
     "redis8": lambda directory: start_redis(directory, "8"),
     "redis62": lambda directory: start_redis(directory, "6.2"),
     "redis_cluster": start_redis_cluster,
+    "rabbitmq": start_rabbitmq,
     "zookeeper": start_zookeeper,
     "zookeeper_ensemble": start_zookeeper_ensemble,
 }
 # "java" is not here: "zookeeper" brings one where none is, and nothing else needs it.
-INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "spin")
+INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "rabbitmq", "spin")
 
 
 def main(argv: Sequence[str]) -> int:

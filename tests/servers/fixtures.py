@@ -9,7 +9,7 @@ Where a server comes from, in this order:
    its nodes would tell clients addresses that only containers reach);
 3. a process on this machine, of what `python -m tests.servers install` brought.
 
-The ZooKeeper ensemble is always the third: tests ask it who leads, and break that one.
+The ZooKeeper ensemble and RabbitMQ are always the third: tests break them.
 
 A test whose server cannot be had is skipped on a laptop and fails where CI is set.
 """
@@ -30,6 +30,7 @@ from tests.servers import containers
 from tests.servers.endpoint import Endpoint, from_environment
 from tests.servers.mysql import start_mariadb, start_mysql
 from tests.servers.process import Server, ServerUnavailableError
+from tests.servers.rabbitmq import start_rabbitmq
 from tests.servers.redis import RedisCluster, start_redis, start_redis_cluster
 from tests.servers.zookeeper import (
     ZooKeeperEnsemble,
@@ -129,6 +130,13 @@ def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo
     directory = tmp_path_factory.mktemp("zookeeper_ensemble")
     with _served_here(lambda: start_zookeeper_ensemble(directory)) as ensemble:
         yield ensemble
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """RabbitMQ. A test that breaks it calls `start()` at its end."""
+    with _served_here(lambda: start_rabbitmq(tmp_path_factory.mktemp("rabbitmq"))) as server:
+        yield server
 
 
 @pytest.fixture

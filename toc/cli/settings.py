@@ -13,7 +13,13 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
 from toc.cli.output import Output
 from toc.domain.secret_masking import mask_secrets
-from toc.runtime.settings import NAMED_GROUPS, Settings, environment_variable_of, load_settings
+from toc.runtime.settings import (
+    NAMED_GROUPS,
+    Settings,
+    environment_variable_of,
+    load_settings,
+    named_groups,
+)
 
 
 class SettingLine(NamedTuple):
@@ -72,8 +78,13 @@ def list_settings(
         if isinstance(group, type) and issubclass(group, BaseModel):
             yield from list_settings(value, group, here)
         elif model is Settings and (named := NAMED_GROUPS.get(name)):
-            for each, settings in ({"<name>": named()} if value is None else value).items():
-                yield from list_settings(settings, named, (*here, each))
+            if value is None:
+                names: tuple[str, ...]
+                names = ("<kind>", "<name>") if name == "sinks" else ("<name>",)
+                yield from list_settings(named(), named, (*here, *names))
+            else:
+                for names, settings in named_groups(name, value):
+                    yield from list_settings(settings, named, (*here, *names))
         else:
             yield SettingLine(
                 ".".join(here),
@@ -124,7 +135,7 @@ def _value_as_text(value: object) -> str:
 
 
 def _make_markdown_cell(value: object) -> str:
-    return "" if value is None or value in ([], {}) else f"`{_value_as_text(value)}`"
+    return "" if value is None or value in ("", [], {}) else f"`{_value_as_text(value)}`"
 
 
 _HEAD = """<!-- Made by `toc settings --markdown`. Do not edit: change toc/runtime/settings.py. -->

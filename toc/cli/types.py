@@ -16,12 +16,15 @@ from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, time_for_people
 from toc.domain.declared_type import FIELDS, RUN_FIELDS, DeclaredType
+from toc.domain.limit_terms import LIMIT_FIELDS, limits_text
 from toc.domain.retry_policies import NAMED_POLICIES, retry_policy_to_json
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import HandlerSpec, Registry
+from toc.node.limit_use import read_limit_use
 from toc.node.type_settings import apply_declarations, read_schema_file
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
+from toc.sinks.kinds import check_sink
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import (
@@ -40,7 +43,11 @@ ByHandler = Annotated[
 ByPull = Annotated[bool, typer.Option("--pull", help="Remote consumers lease the jobs.")]
 Sink = Annotated[
     str | None,
-    typer.Option("--sink", metavar="webhook:NAME", help="Workers send the jobs to this webhook."),
+    typer.Option(
+        "--sink",
+        metavar="KIND:NAME",
+        help="Workers send the jobs there: webhook:shop, rabbitmq:orders/{biz_type}.",
+    ),
 ]
 Timeout = Annotated[
     float | None,
@@ -61,6 +68,26 @@ SchemaFile = Annotated[
         "--payload-schema", metavar="FILE", help="JSON Schema (2020-12) of the attribute."
     ),
 ]
+Rate = Annotated[
+    str | None,
+    typer.Option(
+        "--rate", metavar="N/s", help="Jobs that may start, over all nodes: 500/s, 100/m, 1000/h."
+    ),
+]
+Burst = Annotated[
+    int | None,
+    typer.Option("--burst", metavar="N", help="Starts at once after a pause (default: of 1 s)."),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", help="Jobs that may run at once, over all nodes."),
+]
+Per = Annotated[
+    str | None,
+    typer.Option(
+        "--per", metavar="FIELD", help="The limits hold for each biz_id, tenant or payload.FIELD."
+    ),
+]
 TypeReason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the type's history."),
@@ -70,12 +97,13 @@ Unset = Annotated[
     typer.Option(
         "--unset",
         metavar="FIELD",
-        help="No longer declare timeout, max-attempts, retry or payload-schema; may be repeated.",
+        help="No longer declare timeout, max-attempts, retry, payload-schema, rate, burst, "
+        "concurrency or per; may be repeated.",
     ),
 ]
 FIELD_OF_OPTION: Mapping[str, str] = {
     "timeout": "timeout_s", "max-attempts": "max_attempts", "retry": "retry",
-    "payload-schema": "payload_schema",
+    "payload-schema": "payload_schema", **{field: field for field in LIMIT_FIELDS},
 }  # fmt: skip
 
 
@@ -114,6 +142,10 @@ def declare_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    per: Per = None,
     reason: TypeReason = None,
 ) -> int:
     """Declare a biz_type: who does its jobs, and on which terms.
@@ -122,6 +154,7 @@ def declare_type(
     or are the defaults. In force everywhere within catalogue.refresh_s seconds.
     """
     fields = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    fields |= _limits_of_options(rate, burst, concurrency, per)
     wanted = DeclaredType.from_fields(name, fields)
     with _open_catalogue() as catalogue:
         result = catalogue.types.change(name, lambda _: wanted, current_person(), reason)
@@ -140,6 +173,10 @@ def set_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    per: Per = None,
     unset: Unset = None,
     reason: TypeReason = None,
 ) -> int:
@@ -148,6 +185,7 @@ def set_type(
     In force everywhere within catalogue.refresh_s seconds; runs and leases that have begun keep their terms.
     """
     changes = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    changes |= _limits_of_options(rate, burst, concurrency, per)
     for option in unset or []:
         field = FIELD_OF_OPTION.get(option)
         if field is None:
@@ -232,13 +270,14 @@ def list_types(output: Output, app: Apps = None) -> None:
     faulty = [f"{name}: its declaration cannot be read: {text}" for name, text in faults.items()]
     output.print_table(
         {"types": lines, "faults": faults, "away": away},
-        ("biz_type", "by", ">timeout", ">attempts", "retry", "schema"),
+        ("biz_type", "by", ">timeout", ">attempts", "retry", "schema", "limits"),
         [
             (
                 line["biz_type"],
                 line["sink"] or line["mode"] + ("" if line["declared"] else " (not declared)"),
                 *(_term_text(line[field]) for field in RUN_FIELDS),
                 "yes" if line["payload_schema"] else "",
+                _limits_of(declared.get(line["biz_type"])),
             )
             for line in lines
         ],
@@ -255,11 +294,13 @@ def show_type(output: Output, *, name: Name) -> None:
         history = read_history(catalogue.databases, name)
         fault = catalogue.cache.faults.get(name)
         away = catalogue.away
+        use = read_limit_use(catalogue.settings, declared)
     output.print_table(
         {
             "biz_type": name,
             "declared": None if declared is None else declared.set_fields,
             "fault": fault,
+            "limits": None if use is None else use.as_json(),
             "history": [_version_as_json(row) for row in history],
             "away": away,
         },
@@ -273,7 +314,10 @@ def show_type(output: Output, *, name: Name) -> None:
         ],
         empty="",
         last="\n".join(
-            filter(None, [_state_text(name, declared, fault), _away_text(away)])
+            filter(None, [
+                _state_text(name, declared, fault), "" if use is None else use.text,
+                _away_text(away),
+            ])
         ),
     )  # fmt: skip
 
@@ -293,12 +337,21 @@ def _fields_of_options(
     """The fields of a declaration that the options give."""
     if handler + pull + (sink is not None) > 1:
         raise CommandError("--handler, --pull and --sink do not go together", USAGE)
+    if sink is not None:
+        check_sink(sink)
     mode = "handler" if handler else "pull" if pull else None if sink is None else "sink"
     fields = {
         "mode": mode, "sink": sink, "timeout_s": timeout, "max_attempts": max_attempts,
         "retry": None if retry is None else _parse_retry(retry),
         "payload_schema": None if payload_schema is None else read_schema_file(payload_schema),
     }  # fmt: skip
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _limits_of_options(
+    rate: str | None, burst: int | None, concurrency: int | None, per: str | None
+) -> dict[str, Any]:
+    fields = {"rate": rate, "burst": burst, "concurrency": concurrency, "per": per}
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -363,6 +416,10 @@ def _state_text(name: str, declared: DeclaredType | None, fault: str | None) -> 
     return f"{name}: " + ("not declared" if declared is None else _terms_text(declared))
 
 
+def _limits_of(declared: DeclaredType | None) -> str:
+    return "" if declared is None else limits_text(declared.limit_terms, declared.rate)
+
+
 def _away_text(away: list[int] | Any) -> str:
     if not away:
         return ""
@@ -383,6 +440,7 @@ def _effective_terms(
     line: dict[str, Any] = {
         "biz_type": name, "declared": declared is not None, "mode": known.mode, "sink": known.sink,
         "payload_schema": known.payload_schema,
+        **{field: getattr(known, field) for field in LIMIT_FIELDS},
     }  # fmt: skip
     for field in RUN_FIELDS:
         source: DeclaredType | HandlerSpec = known

@@ -50,7 +50,7 @@ SinksOnly = Annotated[
     bool,
     typer.Option(
         "--sinks-only",
-        help="Run no handlers, only types that are declared with a sink, as webhook:NAME.",
+        help="Run no handlers, only types that are declared with a sink.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""Extends the leases of a remote worker's jobs, from a third of each lease on."""
+"""Extends the leases of a remote worker's jobs, from a third of each lease on; tells progress with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from toc.client.lease_run import LeaseRun
 from toc.client.lease_settler import settle_items
-from toc.client.leases import item_content
+from toc.client.leases import item_content, progress_document
 from toc.client.transport import AsyncTransport
 from toc.errors import TocError
 from toc.runtime.clock import Clock
@@ -46,16 +46,23 @@ class LeaseExtension:
 
     async def _extend(self, runs: Sequence[LeaseRun]) -> None:
         asked_s = self._clock.monotonic_s()
-        contents = [item_content(run.job.job_id, run.token, lease_s=run.lease_s) for run in runs]
+        told = [run.control.progress for run in runs]
+        contents = [
+            item_content(
+                run.job.job_id, run.token, lease_s=run.lease_s, progress=progress_document(progress)
+            )
+            for run, progress in zip(runs, told, strict=True)
+        ]
         try:
             outcomes = await self._transport.run_verb(settle_items("extend", contents))
         except TocError as error:
             self._log_throttle.warning(error.code, "leases are not extended: %s", error)
             return
         held = {id(run) for run in self._held()}
-        for run, outcome in zip(runs, outcomes, strict=True):
+        for run, outcome, progress in zip(runs, outcomes, told, strict=True):
             if outcome == "extended":
                 run.lease_end_s = asked_s + run.lease_s
+                run.control.written_progress = progress
             elif id(run) not in held or not run.may_extend:
                 continue  # it has ended meanwhile: it has not lost its lease
             elif outcome in ("lost", "unknown"):

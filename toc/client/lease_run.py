@@ -21,10 +21,12 @@ class LeaseRun(JobRun):
     may_extend: bool = True
 
     def needs_extension(self, now_s: float) -> bool:
-        """Whether a third of the lease is used up, and the handler has not reached its timeout."""
+        """Whether a third of the lease is used up, or progress was told, before the handler's timeout."""
         age_s = now_s - (self.lease_end_s - self.lease_s)
         may_extend = self.may_extend and not self.control.is_lost
-        return may_extend and age_s >= self.lease_s / 3 and not self.is_beyond_timeout(now_s)
+        is_due = age_s >= self.lease_s / 3
+        is_due = is_due or self.control.progress is not self.control.written_progress
+        return may_extend and is_due and not self.is_beyond_timeout(now_s)
 
     def is_beyond_timeout(self, now_s: float) -> bool:
         """Whether the handler has run longer than it may."""

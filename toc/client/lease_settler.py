@@ -14,13 +14,14 @@ from toc.client.leases import (
     SettleVerb,
     item_content,
     parse_outcomes,
+    progress_document,
     settle_call,
 )
 from toc.client.transport import AsyncTransport
 from toc.client.verbs import Steps
 from toc.domain.retry_policies import DELAY_S_MAX
 from toc.errors import TocError
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.clock import Clock
 from toc.runtime.log_throttle import LogThrottle
@@ -144,8 +145,12 @@ def make_ending(run: LeaseRun, result: object, outcome: Outcome, now_ms: int) ->
     and the policy that the handler was registered with do not count, only what `Retry` asks for.
     """
     job_id, token = run.job.job_id, run.token
+    told = progress_document(run.control.progress)
     if outcome.kind is OutcomeKind.DONE:
-        return Ending(run, "finish", item_content(job_id, token))
+        content = item_content(job_id, token, progress=told)
+        if isinstance(result, Done):
+            content = b'%s,"result":%s}' % (content[:-1], result.result_json.encode())
+        return Ending(run, "finish", content)
     if outcome.kind is OutcomeKind.GIVE_BACK:
         return Ending(run, "release", item_content(job_id, token))
     after_s = result.after_s if isinstance(result, Retry) else None
@@ -155,5 +160,7 @@ def make_ending(run: LeaseRun, result: object, outcome: Outcome, now_ms: int) ->
         after_s = max(0.0, (outcome.due_ms - now_ms) / 1000)
     reason = outcome.error[:REASON_CHARS_MAX].strip() or None
     then = next((name for kind, name in _THEN.items() if isinstance(result, kind)), None)
-    content = item_content(job_id, token, reason=reason, retry_after_s=after_s, then=then)
+    content = item_content(
+        job_id, token, reason=reason, retry_after_s=after_s, then=then, progress=told
+    )
     return Ending(run, "fail", content)

@@ -9,6 +9,7 @@ from toc.client.http_call import HttpCall, encode_body
 from toc.client.verbs import Steps
 from toc.client.wire_jobs import parse_countdown, parse_time_ms
 from toc.domain.job import Job, Status
+from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
 from toc.errors import InvalidInput, RequestFailed
 
@@ -104,6 +105,11 @@ def item_content(job_id: int, token: str, **facts: Any) -> bytes:
     """An item as JSON; facts that are None are left out."""
     document = {"job_id": str(job_id), "token": token}
     return encode_body(document | {name: it for name, it in facts.items() if it is not None})
+
+
+def progress_document(progress: Progress | None) -> dict[str, int] | None:
+    """The progress of a run for an item; None: its handler has told none."""
+    return None if progress is None else progress._asdict()
 
 
 def parse_outcomes(document: dict[str, Any], count: int) -> list[str]:

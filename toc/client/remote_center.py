@@ -356,6 +356,10 @@ class RemoteCenter(_RemoteBase):
         """
         return self._transport.run_verb(self._verbs.get(job_id))
 
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Job | None:
+        """Waits until a job has ended, as `TimeoutCenter.wait`, in calls of up to `client.wait_s`."""
+        return self._transport.run_verb(self._verbs.wait(job_id, timeout))
+
     def find(
         self,
         biz_id: int | str,
@@ -533,6 +537,7 @@ class AsyncRemoteCenter(_RemoteBase):
     redrive = _awaited(RemoteCenter.redrive)
     run_now = _awaited(RemoteCenter.run_now)
     get = _awaited(RemoteCenter.get)
+    wait = _awaited(RemoteCenter.wait)
     find = _awaited(RemoteCenter.find)
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ class RemoteWorker:
         self._pool = HandlerPool(
             self._clock, self._may_start, self._finish_run, restart_wanted,
             threads=worker.concurrency, async_tasks=worker.async_concurrency, stuck_max=worker.stuck_max,
+            solitary_max=worker.queue_max,
         )  # fmt: skip
         self._capacity = {False: worker.concurrency, True: worker.async_concurrency}
         self._held: dict[int, LeaseRun] = {}  # by the id() of the run; changed in the loop only
@@ -164,12 +166,13 @@ class RemoteWorker:
     async def _lease_jobs(self) -> None:
         """Leases jobs until the worker stops: with a waiting call for each group of types."""
         if await self._read_types():
-            groups: dict[tuple[bool, float], list[str]] = defaultdict(list)
+            groups: dict[tuple[bool, float, int], list[str]] = defaultdict(list)
             for spec in self._handlers:
-                groups[spec.is_async, self._lease_s_of(spec.biz_type)].append(spec.biz_type)
+                lease_s = self._lease_s_of(spec.biz_type)
+                groups[spec.is_async, lease_s, spec.batch].append(spec.biz_type)
             tasks = [
-                asyncio.create_task(self._lease_group(types, is_async, len(groups)))
-                for (is_async, _), types in groups.items()
+                asyncio.create_task(self._lease_group(types, is_async, batch, len(groups)))
+                for (is_async, _, batch), types in groups.items()
             ]
             try:
                 await asyncio.gather(*tasks)
@@ -196,10 +199,13 @@ class RemoteWorker:
         """How long a lease of a type lasts: the server refuses more than the type's timeout."""
         return max(LEASE_S_MIN, min(self._settings.worker.lease_s, self._types[biz_type].timeout_s))
 
-    async def _lease_group(self, types: Sequence[str], is_async: bool, groups: int) -> None:
+    async def _lease_group(
+        self, types: Sequence[str], is_async: bool, batch: int, groups: int
+    ) -> None:
         """Leases jobs of some types for as many handlers as may start, until the worker stops.
 
         The groups share the handlers, so a group leases at most its share of the free ones at a time.
+        batch: how many jobs one call of these handlers gets; 0: one.
         """
         client, pauses = self._settings.client, Pauses(self._settings.client, self._stop)
         while not self._stop.is_set():
@@ -209,7 +215,7 @@ class RemoteWorker:
                 await _wait_for_any(self._places, self._stop)
                 continue
             lease_s = min(map(self._lease_s_of, types))
-            jobs_max = min(max(1, free // groups), client.lease_max)
+            jobs_max = min(max(1, free // groups) * max(1, batch), client.lease_max)
             call = lease_call(types, jobs_max, client.wait_s, lease_s, client.read_s)
             began_s = self._clock.monotonic_s()
             leases = await self._ask_for_leases(call)
@@ -227,13 +233,14 @@ class RemoteWorker:
                 await self._read_types()
 
     def _count_free_places(self, is_async: bool) -> int:
-        """How many more handlers may start. Stuck threads have substitutes."""
+        """How many more handlers may start. Stuck threads have substitutes. A batch takes one place."""
         now_s = self._clock.monotonic_s()
         taken = sum(
-            run.spec.is_async is is_async and (is_async or not run.is_beyond_timeout(now_s))
+            1 / max(1, run.spec.batch)
             for run in self._held.values()
+            if run.spec.is_async is is_async and (is_async or not run.is_beyond_timeout(now_s))
         )
-        return self._capacity[is_async] - taken
+        return math.floor(self._capacity[is_async] - taken)
 
     async def _ask_for_leases(self, call: HttpCall) -> list[Lease] | None:
         """The leases that the server gives; None: the call failed. A stop ends a call that still waits."""
@@ -291,7 +298,7 @@ class RemoteWorker:
         held_s = min(run.spec.timeout_s, run.lease_s / 3)
         margin_s = min(self._settings.worker.lease_margin_s, run.lease_s / MARGIN_PART)
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
-        if self._is_draining or left_s < held_s + margin_s:
+        if self._is_draining or run.control.is_lost or left_s < held_s + margin_s:
             self._settle(run, None, give_back=True)
             return False
         run.started_s = now_s

@@ -6,6 +6,7 @@ So a sync and an async client share everything but the sending. Arguments are ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from urllib.parse import quote
 from toc.center.countdown_spec import check_countdown
 from toc.center.debounce_spec import check_debounce
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
+from toc.center.job_wait import check_timeout
 from toc.client.bulk import Bulk
 from toc.client.http_call import HttpCall, encode_body
 from toc.client.retry_plan import new_idempotency_key
@@ -38,7 +40,7 @@ from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.domain.times import action_time_to_ms, ceil_ms
 from toc.errors import InvalidInput, NotFound
-from toc.runtime.clock import Clock
+from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -275,6 +277,30 @@ class Verbs:
         except NotFound:
             return None
         return parse_job(document)
+
+    def wait(self, job_id: int, timeout: float | timedelta = 30.0) -> Steps[Job | None]:
+        check_job_id(job_id)
+        left_s = check_timeout(timeout, self._settings.limits)
+        wait_s_max, clock = self._settings.client.wait_s, SystemClock()
+        end_s = clock.monotonic_s() + left_s
+        # Each call waits for as long as a lease call does. A server that stops answers earlier.
+        for _ in range(1 + math.ceil(left_s / wait_s_max)):
+            wait_s = max(0.0, min(end_s - clock.monotonic_s(), wait_s_max))
+            try:
+                document = yield HttpCall(
+                    "GET",
+                    f"/v1/jobs/{job_id}",
+                    query={"wait_s": f"{wait_s:.3f}"},
+                    is_repeatable=True,
+                    arguments={"job_id": job_id},
+                    read_s=wait_s + self._settings.client.read_s,
+                )
+            except NotFound:
+                return None
+            job = parse_job(document)
+            if not job.status.live or clock.monotonic_s() >= end_s:
+                break
+        return job
 
     def find(
         self,

@@ -9,6 +9,7 @@ from toc.center.job_spec import CheckedJob
 from toc.domain.biz_ids import BusinessId
 from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.job import Answer, Job, Scheduled, Status
+from toc.domain.result_document import Progress
 from toc.domain.times import EPOCH, ceil_ms, datetime_of
 from toc.errors import RequestFailed
 
@@ -64,10 +65,16 @@ def parse_job(document: Any) -> Job:
             # Made by a server from the Idempotency-Key of this or another client.
             dedup_key=None if key is None or key.startswith(IDEMPOTENT) else key,
             tenant=document["tenant"],
+            result=document.get("result"),
+            last_progress=_parse_progress(document.get("progress")),
             _countdown=parse_countdown(document.get("countdown")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_understood("a job", error) from None
+
+
+def _parse_progress(document: Any) -> Progress | None:
+    return None if document is None else Progress(int(document["done"]), int(document["total"]))
 
 
 def parse_countdown(document: Any) -> Countdown | None:

@@ -8,13 +8,13 @@ set comes from the handler's decorator, or is the default.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
+from toc.domain.limit_terms import LIMIT_FIELDS, LimitTerms, make_limit_terms
 from toc.domain.payload_schema import PayloadCheck
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
@@ -26,6 +26,7 @@ from toc.domain.retry_policies import (
     retry_policy_from_json,
     retry_policy_to_json,
 )
+from toc.domain.sink_targets import parse_sink
 from toc.errors import InvalidInput
 
 Mode = Literal["handler", "pull", "sink"]
@@ -33,8 +34,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
-FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink")
-_SINK = re.compile(r"webhook:[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class DeclaredType:
     """A biz_type of the catalogue. All fields are checked: the constructor raises InvalidInput.
 
     mode: "handler": functions of `toc worker` run the jobs; "pull": remote consumers lease them; "sink": the
-    worker sends them to `sink`, as "webhook:shop". timeout_s: seconds that one run, or lease, may take.
-    max_attempts: runs before the job is dead. payload_schema: a JSON Schema (draft 2020-12) that attributes
-    must fit; None: any. explicit: which of RUN_FIELDS the declaration sets; the others have their defaults.
+    worker sends them to `sink`, as "webhook:shop" or "rabbitmq:orders/{biz_type}". timeout_s: seconds that
+    one run, or lease, may take. max_attempts: runs before the job is dead. payload_schema: a JSON Schema
+    (draft 2020-12) that attributes must fit; None: any. rate, burst, concurrency, per: the limits of the type
+    over all nodes, as "500/s", 500, 20 and "biz_id" (see `toc.domain.limit_terms`); None: no such limit.
+    explicit: which of RUN_FIELDS the declaration sets; the others have their defaults.
     """
 
     name: str
@@ -54,6 +56,10 @@ class DeclaredType:
     retry: RetryPolicy = field(default_factory=Exponential)
     payload_schema: dict[str, Any] | None = field(default=None, hash=False)
     sink: str | None = None
+    rate: str | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    per: str | None = None
     explicit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -66,11 +72,9 @@ class DeclaredType:
         check_integer("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
         if (self.sink is not None) != (self.mode == "sink"):
             raise InvalidInput("sink", self.sink, 'must be given if, and only if, mode is "sink"')
-        if self.sink is not None and not (
-            isinstance(self.sink, str) and _SINK.fullmatch(self.sink)
-        ):
-            rule = "must be webhook:NAME; a name has 1 to 64 letters, digits, '.', '_' or '-'"
-            raise InvalidInput("sink", self.sink, rule)
+        if self.sink is not None:
+            parse_sink(self.sink)
+        _ = self.limit_terms
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[str, Any]) -> DeclaredType:
@@ -106,7 +110,7 @@ class DeclaredType:
                 values[key] = getattr(self, key)
         if "retry" in values:
             values["retry"] = retry_policy_to_json(cast(RetryPolicy, values["retry"]))
-        for key in ("payload_schema", "sink"):
+        for key in ("payload_schema", "sink", *LIMIT_FIELDS):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values
@@ -126,6 +130,11 @@ class DeclaredType:
         """The type with other fields. A value of None: the field is not set any more."""
         fields = self.set_fields | dict(changes)
         return self.from_fields(self.name, fields)
+
+    @cached_property
+    def limit_terms(self) -> LimitTerms | None:
+        """The limits of the type; None: it has none."""
+        return make_limit_terms(self.rate, self.burst, self.concurrency, self.per)
 
     @cached_property
     def payload_check(self) -> PayloadCheck | None:

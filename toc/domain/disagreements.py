@@ -135,6 +135,20 @@ class ReminderPlace:
         return self.topic, self.slot
 
 
+KINDS_OF_HELD_JOBS = frozenset(
+    {
+        Disagreement.MISSING,
+        Disagreement.LATE,
+        Disagreement.WRONG_SLOT,
+        Disagreement.TWO_SLOTS,
+        Disagreement.STUCK,
+        Disagreement.LEASE_OVER,
+        Disagreement.OVERDUE,
+    }
+)
+"""No disagreements of a job whose type is paused or limited: the job waits because a person wants it."""
+
+
 def find_disagreements(
     row: ComparedRow | None,
     places: Sequence[ReminderPlace],

@@ -10,6 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from toc.domain.biz_ids import BusinessId
+from toc.domain.result_document import Progress
 from toc.domain.run_control import RunControl
 from toc.domain.times import datetime_of
 from toc.errors import InvalidInput
@@ -162,7 +163,9 @@ class Job:
     `due_ms` is when toc acts on the row next: action_time while pending, the retry's time after a
     failure, the end of the lease while running, None once ended. `token` identifies the claim that runs
     the job (or ran it last): `toc.complete` compares it with the row's, inside the handler's
-    own transaction. `claimed_ms`: when it was last claimed; None: never.
+    own transaction. `claimed_ms`: when it was last claimed; None: never. `result`: what `toc.Done(result)`
+    has kept; None: nothing. `last_progress`: what `progress` has told last; None: nothing. `get` and `find`
+    read these two; the job of a handler does not have them.
     """
 
     job_id: int
@@ -177,6 +180,8 @@ class Job:
     dedup_key: str | None = None
     claimed_ms: int | None = None
     tenant: str | None = None
+    result: Any = None
+    last_progress: Progress | None = None
     _control: RunControl | None = field(default=None, repr=False, compare=False)
     # A countdown's state, or the function that reads it.
     _countdown: Countdown | Callable[[Job], Countdown | None] | None = field(
@@ -216,6 +221,18 @@ class Job:
         if self._control is None:
             raise InvalidInput("job", self.job_id, "is not run by a handler: nothing to extend")
         self._control.extend(seconds)
+
+    def progress(self, done: int, total: int) -> None:
+        """Tells how far the handler is: `done` of `total`, integers with 0 <= done <= total and total >= 1.
+
+        `get(job_id).last_progress` shows it. The worker writes it at most once per `worker.progress_s`
+        (default 1 s), and once more with the outcome, so a handler may call this as often as it likes.
+        Nothing is written for a job whose claim is lost. Raises InvalidInput for other numbers, and for a job
+        that no handler runs.
+        """
+        if self._control is None:
+            raise InvalidInput("job", self.job_id, "is not run by a handler: it makes no progress")
+        self._control.tell_progress(done, total)
 
     @property
     def action_time(self) -> datetime:

@@ -1,4 +1,4 @@
-"""The state of a run that its handler and its worker share: a lost claim, an extended timeout."""
+"""The state of a run that its handler and its worker share: a lost claim, an extended timeout, progress."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from toc.domain.argument_checks import is_number
+from toc.domain.result_document import Progress, check_progress
 from toc.errors import InvalidInput
 
 _lock = threading.Lock()
@@ -20,13 +21,22 @@ class RunControl:
     """The state of one run that handler and worker share. Thread-safe.
 
     extended_s: seconds by which the handler has extended its timeout, at most `extend_s_max`.
-    on_extend: called after each extension; None: no call.
+    on_extend: called after each extension; None: no call. on_progress: called after the handler has told
+    progress; it never blocks. progress: what the handler has told last. written_progress: what of this the
+    row has.
     """
 
-    __slots__ = ("_event", "extend_s_max", "extended_s", "is_lost", "on_extend")
+    __slots__ = (
+        "_event", "extend_s_max", "extended_s", "is_lost", "on_extend", "on_progress", "progress",
+        "written_progress",
+    )  # fmt: skip
 
-    def __init__(self, extend_s_max: float) -> None:
-        self.extend_s_max = extend_s_max
+    def __init__(
+        self, extend_s_max: float, on_progress: Callable[[], object] | None = None
+    ) -> None:
+        self.extend_s_max, self.on_progress = extend_s_max, on_progress
+        self.progress: Progress | None = None
+        self.written_progress: Progress | None = None
         self.extended_s = 0.0
         self.is_lost = False
         self.on_extend: Callable[[], object] | None = None
@@ -47,6 +57,12 @@ class RunControl:
             self.is_lost = True
             if self._event is not None:
                 self._event.set()
+
+    def tell_progress(self, done: int, total: int) -> None:
+        """See `Job.progress`."""
+        self.progress = check_progress(done, total)
+        if self.on_progress is not None:
+            self.on_progress()
 
     def extend(self, seconds: float) -> None:
         """See `Job.extend`."""

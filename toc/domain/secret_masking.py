@@ -13,7 +13,7 @@ from bisect import bisect_left
 
 HIDDEN = "***"
 
-_SCHEMES = r"(?:mysql|mariadb|sqlite|rediss?|unix|https?|s3a?|gs|abfss?|hdfs|file)(?:\+\w+)?://"
+_SCHEMES = r"(?:mysql|mariadb|sqlite|rediss?|unix|https?|amqps?|kafka|s3a?|gs|abfss?|hdfs|file)(?:\+\w+)?://"
 _NEXT_URL = re.compile(rf"[\s,;'\"(]{_SCHEMES}")
 _USER = re.compile(r"\w://(?!\[)[^\s:/]*:")
 _PORT = re.compile(r"\d{1,5}(?=[/?#,;:)\]'\"\s]|$)")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.job import Job
@@ -24,23 +24,40 @@ from toc.errors import InvalidInput
 from toc.handlers.verdicts import Verdict
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
+BatchHandler = Callable[[list[Job]], Any] | Callable[[list[Job]], Awaitable[Any]]
 F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
 """The type of a handler for type checkers: a function of a job that returns None or a verdict."""
+BatchAnswer = Verdict | Sequence[BaseException | None] | Mapping[int, BaseException | None] | None
+"""What a batch handler returns: a verdict (None: done) for all jobs, or one for each job: as a list in the
+order of the jobs, or as a dict by job_id. An exception in place of a verdict is the failure of that job."""
+B = TypeVar(
+    "B",
+    bound=Callable[[list[Job]], BatchAnswer] | Callable[[list[Job]], Awaitable[BatchAnswer]],
+)
+"""The type of a batch handler for type checkers."""
 
+BATCH_MAX = 1000
+BATCH_WAIT_S_DEFAULT, BATCH_WAIT_S_MAX = 0.05, 5.0
 
 EVERY_TYPE = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerSpec:
-    """A handler with its settings. `timeout_s`: how long one run may take, in seconds."""
+    """A handler with its settings. `timeout_s`: how long one run may take, in seconds.
+
+    batch: 0: the function gets one job. Otherwise it gets a list of at most so many jobs, and the worker
+    waits up to `batch_wait_s` for more jobs of the type.
+    """
 
     biz_type: str
-    function: Handler
+    function: Handler | BatchHandler
     timeout_s: float = TIMEOUT_S_DEFAULT
     max_attempts: int = ATTEMPTS_DEFAULT
     retry: RetryPolicy = field(default_factory=Exponential)
     is_async: bool = False
+    batch: int = 0
+    batch_wait_s: float = 0.0
 
 
 class Registry:
@@ -49,6 +66,7 @@ class Registry:
     def __init__(self) -> None:
         self._specs: dict[str, HandlerSpec] = {}
 
+    @overload
     def handler(
         self,
         biz_type: str = "default",
@@ -56,7 +74,32 @@ class Registry:
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
-    ) -> Callable[[F], F]:
+        batch: None = None,
+        batch_wait: None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int,
+        batch_wait: float | None = None,
+    ) -> Callable[[B], B]: ...
+
+    def handler(
+        self,
+        biz_type: str = "default",
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        batch: int | None = None,
+        batch_wait: float | None = None,
+    ) -> Callable[[Any], Any]:
         """Registers the decorated function for a biz_type.
 
         `timeout`: seconds that one run may take (default 30, up to a day). `max_attempts`: runs before
@@ -67,6 +110,13 @@ class Registry:
 
         The function gets a `toc.Job`. A return means done, an exception means retry; see `toc.Retry`,
         `toc.Snooze`, `toc.Drop` and `toc.Dead`. The function may run again after a crash: make it idempotent.
+
+        `batch` (1 to 1000): the function gets a list of at most so many jobs of the type instead of one job,
+        and `timeout` is for the call. The worker waits for more jobs up to `batch_wait` seconds (default
+        0.05, up to 5, and never longer than an eighth of the lease). The function returns a verdict for all
+        jobs (None: done), or one for each: a list in the order of the jobs, or a dict by job_id. When it
+        raises an exception, each job of the batch runs alone, in a list of one, in the same attempt.
+
         Raises InvalidInput for an argument out of range, for a type that has a handler, and for a function
         that toc cannot run: a generator, a class, a function without a parameter.
         """
@@ -83,8 +133,9 @@ class Registry:
             raise InvalidInput("timeout", timeout, rule)
         check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
         policy = to_retry_policy(retry)
+        size, wait_s = _check_batch(batch, batch_wait)
 
-        def register(function: F) -> F:
+        def register(function: Any) -> Any:
             _check_handler_function(function)
             taken = self._specs.get(biz_type)
             if taken is not None and taken.function is not function:
@@ -94,8 +145,9 @@ class Registry:
                 )
                 raise InvalidInput("biz_type", biz_type, rule)
             self._specs[biz_type] = HandlerSpec(
-                biz_type, function, float(timeout), max_attempts, policy, is_async_handler(function)
-            )
+                biz_type, function, float(timeout), max_attempts, policy, is_async_handler(function),
+                size, wait_s,
+            )  # fmt: skip
             return function
 
         return register
@@ -119,7 +171,21 @@ class Registry:
         return len(self._specs)
 
 
-def is_async_handler(function: Handler) -> bool:
+def _check_batch(batch: object, batch_wait: Any) -> tuple[int, float]:
+    """The size of a batch and the wait for more jobs in seconds; (0, 0): no batches. Raises InvalidInput."""
+    if batch is None:
+        if batch_wait is not None:
+            raise InvalidInput("batch_wait", batch_wait, "must not be given without batch")
+        return 0, 0.0
+    size = check_integer("batch", batch, 1, BATCH_MAX)
+    wait_s = BATCH_WAIT_S_DEFAULT if batch_wait is None else batch_wait
+    if not is_number(wait_s) or not 0 <= wait_s <= BATCH_WAIT_S_MAX:
+        rule = f"must be 0 to {BATCH_WAIT_S_MAX:g} seconds"
+        raise InvalidInput("batch_wait", batch_wait, rule)
+    return size, float(wait_s)
+
+
+def is_async_handler(function: Handler | BatchHandler) -> bool:
     """Whether the function, or the `__call__` of the object, is declared with `async def`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with async __call__

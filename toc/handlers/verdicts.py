@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from toc.domain.argument_checks import is_number
+from toc.domain.result_document import encode_result
 from toc.errors import InvalidInput
 
 REASON_CHARS_MAX = 1000
@@ -17,6 +18,19 @@ def _make_storable_reason(reason: object) -> str:
 
 class Verdict(Exception):
     """The base class of all verdicts. A return of None means done; any other exception means retry."""
+
+
+class Done(Verdict):
+    """Ends the job as done, as a return of None does, and keeps `result` in the job's row.
+
+    result: a value that is JSON, at most `limits.result_bytes` (a larger one is not kept, and an error is
+    logged: the job is done all the same). `get(job_id).result` reads it until retention deletes the job.
+    Raises InvalidInput for a value that is not JSON, or has more than 60,000 bytes.
+    """
+
+    def __init__(self, result: object) -> None:
+        self.result_json = encode_result(result)
+        super().__init__("done")
 
 
 class Retry(Verdict):

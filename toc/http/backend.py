@@ -46,6 +46,7 @@ class Backend:
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False
+        self.is_stopping = False  # calls that wait are answered at once
         self._health = HealthProbe(self)
 
     # ---- life
@@ -86,6 +87,7 @@ class Backend:
 
     def answer_waiting_consumers(self) -> None:
         """Ends all long polls, now and later. Any thread."""
+        self.is_stopping = True
         self._lease_node.server.answer_waiting_consumers()
 
     async def lease_server(self) -> LeaseServer:

@@ -20,6 +20,7 @@ from typing import Any
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.center.job_spec import JobSpec, When
+from toc.center.job_wait import wait_for_end_async
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
@@ -33,9 +34,11 @@ from toc.http.job_documents import (
     parse_flag,
     parse_job_id,
     parse_limit,
+    parse_wait,
     parse_when,
     scheduled_document,
 )
+from toc.http.long_poll import wait_unless_gone
 from toc.http.models import JobIn, JobsIn
 from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
@@ -234,7 +237,10 @@ def _idempotency_key_of(call: Call) -> str | None:
 
 async def get_job(backend: Backend, call: Call) -> Reply:
     """GET /v1/jobs/{job_id}."""
-    job = await read_job(backend, call)
+    wait_s = parse_wait(call.query.get("wait_s"), backend.settings.limits.wait_s)
+    job = await _read_job_in_time(backend, call)
+    if wait_s and job.status.live:
+        job = await _wait_for_end(backend, call, job, wait_s)
     document = job_document(job, job.countdown)  # `get` has read it
     etag = etag_of(document)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
@@ -242,6 +248,22 @@ async def get_job(backend: Backend, call: Call) -> Reply:
     if etag in (part.strip().removeprefix("W/") for part in given.split(",")):
         return Reply(None, HTTPStatus.NOT_MODIFIED, headers)
     return Reply(document, headers=headers)
+
+
+async def _read_job_in_time(backend: Backend, call: Call) -> Job:
+    """Reads a job for a call that may wait, and so has no deadline of its own."""
+    async with asyncio.timeout(backend.settings.web.limits.call_s):
+        return await read_job(backend, call)
+
+
+async def _wait_for_end(backend: Backend, call: Call, job: Job, wait_s: float) -> Job:
+    """The job when it has ended, or as it is after `wait_s`, at a stop, or when the token was revoked."""
+    read = functools.partial(_read_job_in_time, backend, call)
+    with backend.access.limits.long_poll(call.caller):
+        waiting = asyncio.create_task(
+            wait_for_end_async(job.job_id, wait_s, read, backend.settings.limits.waiters)
+        )
+        return await wait_unless_gone(backend, call, waiting) or job
 
 
 async def read_job(backend: Backend, call: Call) -> Job:

@@ -17,6 +17,7 @@ from toc.errors import InvalidInput
 from toc.http.wire_times import format_time, parse_action_time, parse_delay
 
 _DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?", re.ASCII)
 _JOB_ID = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
@@ -63,6 +64,16 @@ def parse_limit(text: str | None, most: int) -> int:
     return check_integer("limit", int(text) if _JOB_ID.fullmatch(text) else text, 1, most)
 
 
+def parse_wait(text: str | None, most: float) -> float:
+    """The seconds that a call may wait; 0 if none are given. Raises InvalidInput."""
+    if text is None:
+        return 0.0
+    seconds = float(text) if _SECONDS.fullmatch(text) else -1.0
+    if not 0 <= seconds <= most:
+        raise InvalidInput("wait_s", text, f"must be 0 to {most:g} seconds, as 2.5 (limits.wait_s)")
+    return seconds
+
+
 def parse_flag(text: str | None, field: str) -> bool | None:
     """true or false of a query. Raises InvalidInput."""
     if text is None:
@@ -89,6 +100,8 @@ def job_document(job: Job, countdown: Countdown | None = None) -> dict[str, Any]
         "attempts": job.attempts,
         "payload": job.attribute,
         "key": job.dedup_key,
+        "progress": None if job.last_progress is None else job.last_progress._asdict(),
+        "result": job.result,
         "countdown": countdown_document(countdown),
     }
 

@@ -9,24 +9,23 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.domain.job import Job
+from toc.domain.result_document import check_progress, encode_result
 from toc.http.backend import Backend
 from toc.http.call import Action, Call, Reply
 from toc.http.declared import require_type
 from toc.http.job_documents import countdown_document, parse_job_id
+from toc.http.long_poll import is_gone, wait_unless_gone
 from toc.http.models import LeaseIn
 from toc.http.wire_times import format_datetime
 from toc.leases.settlement import ItemResult, LeaseItem
 from toc.leases.waiter import Accept, LeasedJob
-
-WATCH_S = 1.0  # between two looks whether the token of a waiting call is still valid
 
 
 async def lease_jobs(backend: Backend, call: Call) -> Reply:
@@ -39,8 +38,9 @@ async def lease_jobs(backend: Backend, call: Call) -> Reply:
         waiting = asyncio.create_task(
             server.lease(body.types, body.max, body.wait_s, body.lease_s, _accept_for(call.caller))
         )
-        jobs = await _wait_unless_gone(backend, call, waiting)
-    if await _is_gone(call.request):
+        # A lease that is cancelled gives its jobs back.
+        jobs = await wait_unless_gone(backend, call, waiting) or []
+    if await is_gone(call.request):
         server.give_back(jobs)
         raise ClientDisconnect
     if not backend.access.authenticator.is_still_valid(call.caller):  # revoked during the wait
@@ -58,43 +58,6 @@ async def lease_jobs(backend: Backend, call: Call) -> Reply:
         outcome="leased" if jobs else "empty",
         is_worth_auditing=bool(jobs),
     )
-
-
-async def _wait_unless_gone(
-    backend: Backend, call: Call, waiting: asyncio.Task[list[LeasedJob]]
-) -> list[LeasedJob]:
-    """The jobs of a waiting call. Ends the wait if the consumer hangs up, or if its token is revoked."""
-    gone = asyncio.create_task(_wait_until_gone(call.request))
-    try:
-        while not waiting.done():
-            await asyncio.wait(
-                (waiting, gone), timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            if gone.done() and not waiting.done():
-                raise ClientDisconnect
-            if not backend.access.authenticator.is_still_valid(call.caller):
-                break  # the caller of this function decides about jobs that have just come
-        if not waiting.done():
-            return []
-        return waiting.result()
-    finally:
-        for task in (waiting, gone):
-            task.cancel()  # a lease that is cancelled gives its jobs back
-        with suppress(asyncio.CancelledError, Exception):
-            await gone
-
-
-async def _wait_until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _is_gone(request: Request) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0):
-            await _wait_until_gone(request)
-            return True
-    return False
 
 
 def _accept_for(caller: Caller) -> Accept:
@@ -161,6 +124,11 @@ def _lease_item(item: Any) -> LeaseItem:
         for name in ("reason", "retry_after_s", "then", "lease_s")
         if (value := getattr(item, name, None)) is not None
     }
+    told = getattr(item, "progress", None)
+    if told is not None:
+        given["progress"] = check_progress(told.done, told.total)
+    if "result" in item.model_fields_set:
+        given["result_json"] = encode_result(item.result)
     return LeaseItem(parse_job_id(item.job_id), item.token, **given)
 
 

@@ -140,6 +140,13 @@ class JobResults(_Answer):
     results: list[JobResult]
 
 
+class ProgressOut(_Answer):
+    """How far a job is."""
+
+    done: int
+    total: int
+
+
 class DebounceIn(_Request):
     """A call that one job may stand for, together with others of its tenant, biz_id, biz_type and key."""
 
@@ -245,6 +252,12 @@ class JobOut(_Answer):
     attempts: int
     payload: dict[str, Any]
     key: str | None
+    progress: Annotated[
+        ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
+    ]
+    result: Annotated[
+        Any, Field(description="What a job that is done has kept: any JSON, or null.")
+    ]
     countdown: Annotated[
         CountdownOut | None, Field(description="Of a countdown; null in lists of jobs.")
     ]
@@ -371,14 +384,35 @@ class LeasesOut(_Answer):
 Token = Annotated[str, Field(min_length=1, max_length=96, description="The token of the lease.")]
 
 
-class FinishItem(_Request):
-    """A lease that ends as done."""
+class ProgressIn(_Request):
+    """How far a job is: integers with 0 <= done <= total."""
+
+    done: Annotated[int, Field(ge=0)]
+    total: Annotated[int, Field(ge=1, le=2**53 - 1)]
+
+
+Told = Annotated[
+    ProgressIn | None, Field(description="How far the job is; shown as `progress` of the job.")
+]
+
+
+class ReleaseItem(_Request):
+    """A lease to give back."""
 
     job_id: JobId
     token: Token
 
 
-class FailItem(FinishItem):
+class FinishItem(ReleaseItem):
+    """A lease that ends as done. A result of more than `limits.result_bytes` is not kept."""
+
+    progress: Told = None
+    result: Annotated[
+        Any, Field(description="Any JSON that the job keeps until retention deletes it.")
+    ] = None
+
+
+class FailItem(ReleaseItem):
     """An attempt that failed: the type's retry policy decides when the next one is, or `retry_after_s`.
 
     then: dead: more attempts would not help. cancelled: no action is needed any more. snooze: again after
@@ -388,11 +422,13 @@ class FailItem(FinishItem):
     reason: Annotated[str | None, Field(min_length=1, max_length=1000)] = None
     retry_after_s: Annotated[float | int | None, Field(ge=0)] = None
     then: Literal["retry", "dead", "cancelled", "snooze"] = "retry"
+    progress: Told = None
 
 
-class ExtendItem(FinishItem):
+class ExtendItem(ReleaseItem):
     """A lease that lasts until `lease_s` from now (default: the type's timeout)."""
 
+    progress: Told = None
     lease_s: Annotated[float | int | None, Field(gt=0, le=86_400)] = None
 
 
@@ -417,7 +453,7 @@ class ExtendIn(_Request):
 class ReleaseIn(_Request):
     """Leases to give back: due at once, the attempt is not counted."""
 
-    items: Annotated[list[FinishItem], Field(min_length=1, max_length=BULK_MAX)]
+    items: Annotated[list[ReleaseItem], Field(min_length=1, max_length=BULK_MAX)]
 
 
 class LeaseResult(_Answer):
@@ -443,13 +479,20 @@ class LeaseResults(_Answer):
 
 
 class TypeOut(_Answer):
-    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any."""
+    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
+
+    rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    """
 
     name: str
     mode: Literal["handler", "pull", "sink"]
     timeout_s: float
     max_attempts: int
     payload_schema: dict[str, Any] | None
+    rate: str | None
+    burst: int | None
+    concurrency: int | None
+    per: str | None
 
 
 class TypesOut(_Answer):

@@ -85,8 +85,13 @@ ROUTES: tuple[Route, ...] = (
         scope="schedule", bodies=(ArriveIn,), audited="jobs.arrive",
     ),
     Route(
-        "GET", "/v1/jobs/{job_id}", job_calls.get_job, JobOut, "Show a job.",
+        "GET", "/v1/jobs/{job_id}", job_calls.get_job, JobOut,
+        "Show a job, at once or when it has ended.",
         scope="read", statuses=(_OK, HTTPStatus.NOT_MODIFIED), problems=(_NOT_FOUND,),
+        query={
+            "wait_s": "Wait so many seconds for the end of the job, at most; it may still be live then.",
+        },
+        is_long_poll=True,
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/explain", type_calls.explain, ExplanationOut,

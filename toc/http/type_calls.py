@@ -39,6 +39,10 @@ def _type_document(declared: DeclaredType) -> dict[str, Any]:
         "timeout_s": declared.timeout_s,
         "max_attempts": declared.max_attempts,
         "payload_schema": declared.payload_schema,
+        "rate": declared.rate,
+        "burst": declared.burst,
+        "concurrency": declared.concurrency,
+        "per": declared.per,
     }
 
 

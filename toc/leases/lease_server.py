@@ -22,11 +22,12 @@ from toc.leases.correction_service import CorrectionService
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext, PullTypeCatalogue
 from toc.leases.lease_sources import LeaseSources, PullTypeWatch
-from toc.leases.lease_stage import LeaseStage
+from toc.leases.lease_stage import SCANNED, LeaseStage
 from toc.leases.settlement import ItemResult, LeaseItem, Results, Settlement, Then, Verb
 from toc.leases.waiter import Accept, LeasedJob, Waiter
 from toc.leases.waiting_room import WaitingRoom
-from toc.runtime.service import stop_services
+from toc.runtime.job_batch import JobBatch, PermitSource
+from toc.runtime.service import Inbox, stop_services
 from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.lease_claims import LeaseClaims
 from toc.worker.acks import AckSender
@@ -87,6 +88,15 @@ class LeaseServer:
             for database in process.databases
         ]  # fmt: skip
 
+    @property
+    def scan_permits(self) -> PermitSource:
+        """The permits for jobs of all types that consumers wait for."""
+        return self._sources.permits_of(SCANNED)
+
+    def inbox_of(self, database: int) -> Inbox[JobBatch]:
+        """The claim stage of a database."""
+        return self._stages[database]
+
     def start(self) -> None:
         """Starts the threads that bring jobs. Asks no server."""
         for service in (self._acks, *self._corrections, *self._stages.values()):
@@ -94,6 +104,9 @@ class LeaseServer:
         self._watch.apply_changes()
         self._sources.start(self._stages)
         self._watch.start()
+        self._process.gate.add_listener(self._sources.wake_awaited)
+        if self._process.limits is not None:
+            self._process.limits.add_listener(self._sources.wake_awaited)
 
     def stop(self) -> bool:
         """Answers all waiting consumers, takes no more jobs; leases stay valid. True: all has ended."""
@@ -159,9 +172,12 @@ class LeaseServer:
 
         Returns at once; the jobs are given back in the background. Any thread.
         """
+        limits = self._process.limits
         by_claim: dict[tuple[int, str, str], list[LeasedJob]] = defaultdict(list)
         for job in jobs:
             by_claim[self._database_of(job.job_id), job.biz_type, job.token].append(job)
+            if limits is not None:
+                limits.job_ended(job.job_id, job.token)
         for (database, biz_type, token), some in by_claim.items():
             self._context.give_back(
                 self._process.databases[database], self._context.topic_of(biz_type), token,

@@ -22,6 +22,7 @@ from toc.scanner.scanner import Scanner
 from toc.store.databases import Database
 from toc.store.due_pages import DuePages
 from toc.timer.head_watchers import NextDueWatcher, OnHead, WakeupListener
+from toc.worker.gate import ScannedTypes
 
 POLLERS_KEPT_S = 60.0  # the pollers of a type stop when no consumer has waited for it for so long
 WATCH_S = 1.0  # time between two looks at the catalogue, which is in memory
@@ -41,6 +42,7 @@ class LeaseSources:
         self._types: dict[str, TypeSources] = {}
         self._awaited_s: dict[str, float] = {}  # when a consumer last came for the type
         self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
         self.reoffers: dict[str, Reoffer] = {SCANNED: Reoffer()}
         self._scan_demand = Demand(
             context.room, context.outages, self._clock, context.room.awaited_types,
@@ -94,6 +96,10 @@ class LeaseSources:
         for scanner in self._scanners:
             scanner.wake_if_waiting_for_permits()
 
+    def wake_awaited(self) -> None:
+        """Pauses have changed: the pollers ask for admission at once. Any thread."""
+        self.wake(self._context.room.awaited_types())
+
     def _start_or_wake_pollers(self, name: str) -> None:
         """The caller holds the lock."""
         sources = self._types.get(name)
@@ -110,6 +116,7 @@ class LeaseSources:
         """Serves these pull types from now on."""
         settings = self._process.settings
         self._numbers = {name: type_no_of(name) for name in names}
+        self._names = {number: name for name, number in self._numbers.items()}
         self._context.claims.set_claimed_types(self._numbers.values())
         reminders = self._process.reminders
         if reminders is None:
@@ -185,6 +192,7 @@ class LeaseSources:
             self._stages[database.index],
             self._awaited_numbers,
             settings.scanner.page,
+            ScannedTypes(self._process.gate, lambda: self._names),
         )
         scanner = Scanner(
             f"toc-leases-scanner-{database.index}",

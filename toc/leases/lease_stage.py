@@ -8,8 +8,8 @@ No row is claimed without a consumer, and a claimed row whose consumer has vanis
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.domain.countdown import is_countdown_key
@@ -20,6 +20,7 @@ from toc.errors import SchemaMismatch, is_away
 from toc.leases.demand import Reoffer
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext
+from toc.leases.lease_limits import LeaseStarts
 from toc.leases.waiter import LeasedJob, Waiter
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch, PermitSource
@@ -47,6 +48,7 @@ class _Share:
     token: str
     lease_ms: int
     jobs: Sequence[Job]
+    reserved: int  # places of the consumer that are kept for this share
     got: list[LeasedJob] = field(default_factory=list)
 
 
@@ -101,6 +103,7 @@ class LeaseStage(Service):
                 return
             self._put_back_whole(batch)
             self._return_permits(batch)
+            _return_admissions(batch, ())
             if batch.answer is not None:
                 batch.answer.set_answer(0)
 
@@ -130,6 +133,7 @@ class LeaseStage(Service):
         finally:
             if permits:
                 self._return_permits(batch)
+            _return_admissions(batch, one.claimed_ids)
             if batch.answer is not None:
                 batch.answer.set_answer(one.leased, failure)
 
@@ -146,7 +150,7 @@ class LeaseStage(Service):
 
 
 class _LeaseBatch:
-    """One batch on its way. `leased`: how many jobs were claimed for consumers."""
+    """One batch on its way. `leased`: how many jobs consumers got. `claimed_ids`: of the claimed ones."""
 
     def __init__(
         self,
@@ -162,6 +166,8 @@ class _LeaseBatch:
         self._shares: list[_Share] = []
         self._rows: Mapping[int, ClaimedRow] = {}
         self.leased = 0
+        self.claimed_ids: set[int] = set()
+        self._starts = LeaseStarts(context)
         self.has_distributed = False
 
     # ---- read and distribute
@@ -180,6 +186,10 @@ class _LeaseBatch:
                 acks.append(Ack(batch.topic, job_id, None))
                 continue
             biz_type = context.type_name_of_row(row, self._database)
+            is_closed = context.process.gate.is_closed(biz_type)
+            if is_closed and not batch.has_pass:  # paused since the pop
+                acks.append(Ack(batch.topic, job_id, Reminder(row.due_ms, job_id)))
+                continue
             ack = self._ack_of_unclaimable_row(row, row.due_ms, biz_type, now_ms)
             if ack is None:
                 by_type[biz_type].append(context.job_of_row(row, biz_type))
@@ -255,7 +265,7 @@ class _LeaseBatch:
         for waiter, given in result.taken:
             lease_ms = waiter.lease_ms[biz_type]
             token = context.new_lease_token()
-            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given))
+            self._shares.append(_Share(waiter, biz_type, token, lease_ms, given, len(given)))
         reoffer = self._reoffers.get(biz_type if topic else SCANNED)
         delay_ms = 0
         if reoffer is not None:
@@ -282,6 +292,7 @@ class _LeaseBatch:
     def claim_rows(self) -> None:
         """Claims the distributed rows and delivers them. Raises StoreUnavailable, the jobs given back."""
         try:
+            self._ask_limits()
             self._claim_pending_rows()
             self._take_over_expired_leases()
         except Exception:
@@ -290,6 +301,17 @@ class _LeaseBatch:
         finally:
             for share in self._shares:
                 self._deliver_share(share)
+
+    def _ask_limits(self) -> None:
+        """Leaves out the rows that the limits of their types refuse now."""
+        acks: list[Ack] = []
+        topic, now_ms = self._batch.topic, self._now_ms()
+        for share in self._shares:
+            share.jobs, refused = self._starts.admit_jobs(
+                share.biz_type, share.jobs, share.token, share.lease_ms, topic, now_ms
+            )
+            acks += refused
+        self._send_acks(acks)
 
     def _claim_pending_rows(self) -> None:
         wanted = []
@@ -351,8 +373,13 @@ class _LeaseBatch:
 
     def _deliver_share(self, share: _Share) -> None:
         """Delivers a share; gives back what the consumer does not take any more."""
-        left = self._context.room.deliver_jobs(share.waiter, len(share.jobs), share.got)
+        self.claimed_ids.update(leased.job_id for leased in share.got)
+        left = self._context.room.deliver_jobs(share.waiter, share.reserved, share.got)
         self._give_back(share, [job.job_id for job in left])
+        gone = {job.job_id for job in left}
+        self._starts.return_unused(
+            share.token, {each.job_id for each in share.got if each.job_id not in gone}
+        )
         given = len(share.got) - len(left)
         self.leased += given
         if given:
@@ -360,8 +387,11 @@ class _LeaseBatch:
             now_ms = self._now_ms()
             for leased in share.got[:given]:
                 if leased.attempt == 1:
-                    late_ms = now_ms - self._rows[leased.job_id].action_ms
-                    metrics.LATENESS.observe(max(0.0, late_ms / 1000))
+                    action_ms = self._rows[leased.job_id].action_ms
+                    lateness = metrics.LATENESS
+                    if self._context.process.gate.is_held_back(share.biz_type, action_ms):
+                        lateness = metrics.LATENESS_PAUSED
+                    lateness.observe(max(0.0, (now_ms - action_ms) / 1000))
 
     def _give_back_everything_claimed(self) -> None:
         """After a lost answer: all rows of the batch may be claimed, and no consumer gets them."""
@@ -402,3 +432,11 @@ class _LeaseBatch:
 
     def _shard_of(self, job_id: int) -> int:
         return self._routing.shard_of_hash(routing_bits_of(job_id))
+
+
+def _return_admissions(batch: JobBatch, claimed: Collection[int]) -> None:
+    """Returns the admissions of ids that were not claimed."""
+    if batch.admissions:
+        unused = Counter(each for job_id, each in batch.admissions.items() if job_id not in claimed)
+        for admission, count in unused.items():
+            admission.return_unused(count)

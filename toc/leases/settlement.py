@@ -17,15 +17,19 @@ from typing import Literal, NamedTuple
 
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
+from toc.domain.result_document import Progress, encode_document
 from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.leases.lease_context import LeaseContext
+from toc.leases.lease_limits import note_lease_ended, note_lease_extended
 from toc.leases.waiter import Accept
 from toc.runtime import metrics
+from toc.runtime.job_ends import job_ends
 from toc.runtime.setting_groups import LEASE_S_MAX
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.databases import Database
 from toc.worker.acks import Ack
+from toc.worker.outcome import result_within_limit
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +43,14 @@ Then = Literal["retry", "dead", "cancelled", "snooze"]
 """What follows a failed attempt."""
 
 LEASE_MS_MIN = 1000
+_ENDED = (OutcomeKind.DONE, OutcomeKind.BURY, OutcomeKind.DROP)
 _AT_ONCE: Mapping[Then, OutcomeKind] = {"dead": OutcomeKind.BURY, "cancelled": OutcomeKind.DROP}
 
 
 class LeaseItem(NamedTuple):
     """One lease to settle. `reason`, `retry_after_s`, `then`: fail. `lease_s`: extend; None: the timeout.
+
+    progress: how far the job is; finish, fail, extend. result_json: finish: the result as JSON text.
 
     then: "retry", another attempt, and dead after the last one; "dead", dead at once; "cancelled", no action
     is needed any more; "snooze", again after `retry_after_s`, and the attempt is not counted.
@@ -55,6 +62,8 @@ class LeaseItem(NamedTuple):
     retry_after_s: float | None = None
     lease_s: float | None = None
     then: Then = "retry"
+    progress: Progress | None = None
+    result_json: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +134,28 @@ class Settlement:
     # ---- the verbs
 
     def _finish(self, held: Sequence[_Held]) -> Results:
-        return self._settle([(each, self._outcome(each, OutcomeKind.DONE)) for each in held])
+        outcomes = [(each, self._outcome(each, OutcomeKind.DONE)) for each in held]
+        return self._settle([(it, self._with_document(it, outcome)) for it, outcome in outcomes])
 
     def _fail(self, held: Sequence[_Held]) -> Results:
         now_ms = self._now_ms()
-        return self._settle([(each, self._outcome_of_failure(each, now_ms)) for each in held])
+        outcomes = [(each, self._outcome_of_failure(each, now_ms)) for each in held]
+        return self._settle([(it, self._with_document(it, outcome)) for it, outcome in outcomes])
 
     def _release(self, held: Sequence[_Held]) -> Results:
         outcomes = [(each, self._outcome(each, OutcomeKind.GIVE_BACK)) for each in held]
         return self._settle(outcomes, done="released")
+
+    def _with_document(self, held: _Held, outcome: Outcome) -> Outcome:
+        """The outcome with what the consumer has told of the job."""
+        item, job = held
+        text = item.result_json
+        if text is not None:
+            most = self._context.process.settings.limits.result_bytes
+            text = result_within_limit(text, most, job)
+        if text is None and item.progress is None:
+            return outcome
+        return outcome._replace(document=encode_document(item.progress, text))
 
     @staticmethod
     def _outcome(held: _Held, kind: OutcomeKind) -> Outcome:
@@ -176,17 +198,20 @@ class Settlement:
                 continue
             results[item] = ItemResult(item.job_id, done)
             acks.append(self._make_ack(job, outcome))
+            note_lease_ended(self._context, job, item.token)
             if job.status is Status.RUNNING:  # else an earlier call has settled it
                 metrics.ENDED.labels(job.biz_type, outcome.kind.value).inc()
                 if outcome.kind is OutcomeKind.BURY:
                     reason = escape_to_one_line(outcome.error.partition("\n")[0])
                     log.warning("job %d is dead: %s", job.job_id, reason)
         self._context.acks.enqueue(acks)
+        if job_ends.is_awaited:
+            job_ends.tell_ended(it.job_id for _, it in outcomes if it.kind in _ENDED)
         return results
 
     def _make_ack(self, job: Job, outcome: Outcome) -> Ack:
         topic = self._context.topic_of(job.biz_type)
-        if outcome.kind in (OutcomeKind.DONE, OutcomeKind.BURY, OutcomeKind.DROP):
+        if outcome.kind in _ENDED:
             return Ack(topic, job.job_id, None)
         now_ms = self._now_ms()
         # A job that is given back is due as before the claim, which has passed.
@@ -213,12 +238,20 @@ class Settlement:
             claims = [(job.job_id, item.token) for item, job in some]
             valid |= self._context.claims.renew_leases(self._database, claims, lease_ms).valid
         extended = [each for some in by_length.values() for each in some]
+        told = [
+            (job.job_id, item.token, encode_document(item.progress, None))
+            for item, job in extended
+            if item.progress is not None and (job.job_id, item.token) in valid
+        ]
+        if told:
+            self._context.claims.write_documents(self._database, told)
         ends = self._read_lease_ends([each.job.job_id for each in extended])
         for item, job in extended:
             end_ms = ends.get((job.job_id, item.token))
             if (job.job_id, item.token) in valid and end_ms is not None:
                 until = datetime_of(end_ms)
                 results[item] = ItemResult(item.job_id, "extended", until)
+                note_lease_extended(self._context, job, item.token, max(0, end_ms - now_ms))
             else:
                 # A row that runs under the token, and was not renewed, is locked by another transaction.
                 outcome: LeaseOutcome = "lost" if end_ms is None else "unavailable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from toc.errors import NotFound
 from toc.leases.demand import Demand, Reoffer
@@ -95,6 +96,7 @@ class TypeSources:
             stay_ms=round(timer.stay_s * 1000),
             # Without a consumer it does not even ask for permits: a new consumer wakes it.
             paused=lambda: not (self.demand.is_wanted and self._timer_may_fire()),
+            admission=partial(process.gate.admission_of_topic, self.topic),
         )
 
     def _make_loader(self, database: Database) -> Loader:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import logging
 import random
+from functools import partial
 
 from toc.errors import TimerUnavailable
 from toc.leases.lease_server import LeaseServer
 from toc.node.biz_type_refresher import BizTypeRefresher
+from toc.node.limit_follower import LimitFollower
+from toc.node.pass_runner import PassRunner
+from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, ClockComparison, Probe
 from toc.node.type_catalogue import TypeCatalogue
 from toc.runtime.clock import Clock, SystemClock
@@ -65,6 +69,16 @@ class LeaseNode:
             redis = Probe("redis", self.reminders.read_times_ms, self._clock)
         self.probes = database_probes if redis is None else [*database_probes, redis]
         self._clocks = ClockComparison(redis, database_probes, skew_s_max=settings.timer.skew_s_max)
+        self.pauses = PauseFollower(settings, self._clock, self.databases)
+        self.limits = LimitFollower(
+            settings,
+            self._clock,
+            self._database_metadata.declared,
+            self.reminders,
+            self.pauses.gate,
+        )
+        # The other processes that lease jobs are not known here.
+        self.limits.limits.set_nodes(None, settings.leases.replicas)
         types = self._database_metadata.types
         self._type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.server = LeaseServer(
@@ -76,10 +90,21 @@ class LeaseNode:
                 self.databases,
                 self._database_metadata,
                 self.reminders,
+                self.pauses.gate,
+                self.limits.limits,
             ),
             self.catalogue,
             lambda: not self._clocks.skew_is_too_large,
         )
+
+        self._passes = [
+            PassRunner(
+                database, settings.routing, self.pauses.gate,
+                lambda: self.server.scan_permits, partial(self.server.inbox_of, database.index),
+                self._clock,
+            )
+            for database in self.databases
+        ]  # fmt: skip
 
     def start(self) -> None:
         """Raises SchemaMismatch and StoreUnavailable. Redis may be absent."""
@@ -100,15 +125,22 @@ class LeaseNode:
         for probe in self.probes:
             probe.first_ask_done.wait(PATIENCE_S)
         self.catalogue.start()
-        for reader in self._type_readers:
+        self.pauses.read_now()
+        self.limits.start()
+        for reader in (*self._type_readers, *self.pauses.services, *self.limits.services):
             reader.start()
         self.server.start()
+        for runner in self._passes:
+            runner.start()
 
     def stop(self) -> bool:
         """Answers the consumers that wait, then stops all parts; True if all of them ended in time."""
-        clean = self.server.stop()
+        clean = stop_services(self._passes, STOP_S)
+        clean &= self.server.stop()
         clean &= self.catalogue.stop()
-        clean &= stop_services([*self._type_readers, *self.probes], STOP_S)
+        readers = [*self._type_readers, *self.pauses.services, *self.limits.services]
+        clean &= stop_services([*readers, *self.probes], STOP_S)
+        clean &= self.limits.stop(STOP_S)
         if self.reminders is not None:
             self.reminders.close()
         self.databases.close()

@@ -12,9 +12,10 @@ from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
 from toc.cluster.ownership_times import OwnershipTimes
-from toc.domain.node_assignment import add_group_to_name, compute_assignment
+from toc.domain.node_assignment import add_group_to_name, compute_assignment, group_of_member
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.alarms import make_alarm_services
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
 from toc.node.health import (
@@ -25,10 +26,13 @@ from toc.node.health import (
     health_of_tables,
     health_of_watches,
 )
+from toc.node.hold_sources import hold_slot_amounts
 from toc.node.http_server import HttpServer
+from toc.node.limit_follower import LimitFollower
 from toc.node.nightly_gauges import NightlyGauges
+from toc.node.pause_follower import PauseFollower
 from toc.node.probes import PATIENCE_S, TICK_S, ClockComparison, Probe
-from toc.node.sinks import WEBHOOK, WebhookSink
+from toc.node.sinks import WEBHOOK, BrokerSinks, WebhookSink
 from toc.node.type_catalogue import TypeCatalogue
 from toc.node.type_settings import log_differences
 from toc.node.work_sources import WorkSources
@@ -50,6 +54,7 @@ from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
 from toc.timer.reminders import Reminders
+from toc.webhooks.gate import HandlerShares
 from toc.worker.context import ProcessContext
 from toc.worker.handler_table import SinkHandlers
 from toc.worker.worker import Worker
@@ -69,8 +74,10 @@ class Node:
     `start` checks the schema, the routing's fingerprint and Redis, and refuses what does not fit. `stop` ends
     it gracefully: the other nodes get its share first, it takes no new jobs, running handlers may finish, and
     it gives back the jobs that have not started. `sinks`: handlers of further
-    kinds of sinks, beside "webhook".
+    kinds of sinks, beside "webhook" and those of the settings.
     """
+
+    limits: LimitFollower | None = None
 
     def __init__(
         self,
@@ -89,8 +96,14 @@ class Node:
         self._handlers = handlers if handlers is not None else registry
         self._restart_wanted = restart_wanted
         self.databases = Databases.from_settings(settings, self._clock)
-        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name)
-        self._sinks = {WEBHOOK: self._webhooks.make_handler, **(sinks or {})}
+        shares = HandlerShares.of_worker(settings.worker)  # of webhooks and brokers together
+        self._webhooks = WebhookSink(settings, self.databases, self._clock, self.name, shares)
+        self._brokers = BrokerSinks(settings, self._clock, shares)
+        self._sinks: SinkHandlers = {
+            WEBHOOK: self._webhooks.make_handler,
+            **self._brokers.makers,
+            **(sinks or {}),
+        }
         self.reminders: Reminders | None = None
         if settings.has_timer:
             self.reminders = Reminders.from_settings(settings, self._clock)
@@ -115,6 +128,7 @@ class Node:
         self.purgers: list[Purger] = []
         self.type_readers: list[BizTypeRefresher] = []
         self.catalogue: TypeCatalogue | None = None
+        self.pauses: PauseFollower | None = None
         self.watches: list[ShardWatch] = []
         self.nightly: NightlyScheduler | None = None
         if settings.reconcile.nightly != "none":
@@ -139,13 +153,7 @@ class Node:
         check_databases(
             self.databases, database_metadata, settings.facts, self._table_check.check_tables
         )
-        # Before the worker claims: jobs of pull types are none of its handlers' business.
-        self.catalogue = TypeCatalogue(
-            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
-        )
-        follow_pull_types(database_metadata.declared, settings.pull_types)
-        self.catalogue.read_now()
-        log_differences(settings, self.catalogue.all())
+        catalogue, pauses, limits = self._read_catalogue(database_metadata)
         if self.reminders is not None:
             try:
                 self.reminders.raise_if_unfit()
@@ -168,17 +176,26 @@ class Node:
             self.databases,
             database_metadata,
             self.reminders,
+            pauses.gate,
+            limits.limits,
         )
         self.worker = worker = Worker(process, self._handlers, self._restart_wanted, self._sinks)
-        worker.pool.async_handlers.closers.append(self._webhooks.close_connections)
+        worker.pool.async_handlers.closers += [
+            self._webhooks.close_connections,
+            self._brokers.close_connections,
+        ]
         self.work_sources = WorkSources(process, worker, self._timer_may_fire)
         types = database_metadata.types
         self.type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.purgers = list(self._make_purgers(types))
         self.watches = list(self._make_shard_watches(database_metadata))
-        readers = [*self.type_readers, *self.catalogue.services]
+        readers = [*self.type_readers, *catalogue.services, *pauses.services]
+        readers += limits.services
         services = [*self.work_sources, *self.purgers, *self.watches, *readers]
         services += [NightlyGauges(self.databases)] * (self.nightly is not None)
+        services += make_alarm_services(
+            settings, self.databases, types, self._clock, worker.process_identity
+        )
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()
@@ -189,12 +206,34 @@ class Node:
         for service in services:
             service.start()
         self._join_cluster()
-        self.catalogue.add_listener(self._on_catalogue_change)
+        catalogue.add_listener(self._on_catalogue_change)
+        pauses.gate.add_listener(self._on_gate_change)
+        limits.limits.add_listener(self._on_place_free)
         self._gauges.start()
         if self.nightly is not None:
             self.nightly.start()
         if self.http is not None:
             self.http.start()
+
+    def _read_catalogue(
+        self, database_metadata: DatabaseMetadata
+    ) -> tuple[TypeCatalogue, PauseFollower, LimitFollower]:
+        """Reads what people have declared about types: modes, pauses and limits."""
+        # Before the worker claims: jobs of pull types are none of its handlers' business.
+        settings = self.settings
+        self.catalogue = TypeCatalogue(
+            self.databases, database_metadata.declared, settings.catalogue.refresh_s, completes=True
+        )
+        follow_pull_types(database_metadata.declared, settings.pull_types)
+        self.catalogue.read_now()
+        self.pauses = PauseFollower(settings, self._clock, self.databases)
+        self.pauses.read_now()
+        self.limits = LimitFollower(
+            settings, self._clock, database_metadata.declared, self.reminders, self.pauses.gate
+        )
+        self.limits.start()
+        log_differences(settings, self.catalogue.all())
+        return self.catalogue, self.pauses, self.limits
 
     def stop(self) -> bool:
         """Stops all parts; True if all of them ended in time."""
@@ -205,10 +244,14 @@ class Node:
             if has_peers:
                 self._clock.sleep_s(HAND_OVER_S)
         clean = stop_services([*self._services, *self.probes], SOURCES_STOP_S)
+        if self.work_sources is not None:
+            clean &= self.work_sources.stop_hold_sources()
         if self.nightly is not None:
             clean &= self.nightly.stop()
         if self.worker is not None:
             clean &= self.worker.stop(self.settings.worker.stop_s)
+        if self.limits is not None:
+            clean &= self.limits.stop(SOURCES_STOP_S)
         clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()
@@ -261,12 +304,31 @@ class Node:
         """The topics with a type that this node handles: popping other jobs would only delay them."""
         amounts = self.settings.slot_amounts
         if self._handlers.handler_of_every_type:
-            return amounts
+            return amounts | self._hold_slot_amounts(lambda name: True)
         names = {spec.biz_type for spec in self._handlers}
         if self.worker is not None:
             names |= self.worker.context.handlers.sink_type_names
         topics = {self.settings.topic_of_biz_type(name) for name in names}
-        return {topic: amount for topic, amount in amounts.items() if topic in topics}
+        handled = {topic: amount for topic, amount in amounts.items() if topic in topics}
+        return handled | self._hold_slot_amounts(names.__contains__)
+
+    def _hold_slot_amounts(self, is_handled: Callable[[str], bool]) -> dict[str, int]:
+        """The hold topics of the held types that this node handles."""
+        if self.pauses is None:
+            return {}
+        held = self.pauses.gate.held_types.values()
+        return hold_slot_amounts(self.settings, filter(is_handled, held))
+
+    def _on_gate_change(self) -> None:
+        """Pops the hold topics of the types that are held now, and wakes the fetchers."""
+        self._on_catalogue_change()
+        if self.work_sources is not None:
+            self.work_sources.wake_fetchers()
+
+    def _on_place_free(self) -> None:
+        """A job has ended that held the concurrency of its type: the next one may start."""
+        if self.work_sources is not None and self.work_sources.hold_sources is not None:
+            self.work_sources.hold_sources.wake()
 
     def _join_cluster(self) -> None:
         if self.settings.has_cluster:
@@ -306,6 +368,14 @@ class Node:
             return
         settings, amounts = self.settings, self._handled_slot_amounts()
         self._view, self._popped_slot_amounts = view, amounts
+        if self.pauses is not None:
+            group = group_of_member(self._member_name)
+            peers = sum(group_of_member(member) == group for member in view.members)
+            self.pauses.gate.share = 1 / max(1, peers)
+            if self.limits is not None:
+                before = (m for m in view.members if m < self._member_name)
+                index = sum(group_of_member(member) == group for member in before)
+                self.limits.limits.set_nodes(index, max(1, peers))
         assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from toc.center.pause_verbs import PauseVerbs
 from toc.cluster.membership import ClusterView
 from toc.cluster.roster import read_roster
 from toc.domain.ids import routing_bits_of
-from toc.errors import ClusterUnavailable, SettingsError, TimerUnavailable, TocError
+from toc.domain.pauses import PauseInfo, describe_pause
+from toc.errors import (
+    ClusterUnavailable,
+    NotFound,
+    SettingsError,
+    TimerUnavailable,
+    TocError,
+)
 from toc.node.health import (
     FOREIGN_MEANS,
     Health,
@@ -20,8 +28,9 @@ from toc.node.health import (
 )
 from toc.node.node import Node
 from toc.runtime.settings import Settings
+from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
-from toc.store.due_pages import DuePages, DueRow
+from toc.store.due_pages import DuePages, DueRow, TypesExcept
 from toc.store.nightly_status import read_nightly_status
 from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema import job_table_name
@@ -30,6 +39,9 @@ from toc.timer.reminders import Reminders
 
 PARALLEL_MAX = 8
 FOREIGN_PER_QUEUE = 20  # the first members of each queue are read
+PAUSED_TYPES_MAX = (
+    100  # paused types that are left out, to find the most overdue job of another type
+)
 LATE_S = 5.0  # more than the scanner's grace and tick, after which no row should be left
 
 
@@ -41,6 +53,7 @@ class StatusReader:
         read_s = min(settings.read_timeout_s, settings.connect_timeout_s)
         self._settings = settings.model_copy(update={"read_timeout_s": read_s})
         self._node = Node(self._settings)  # not started: only its probes and connections are used
+        self._types = BizTypeCache(self._node.databases)
 
     def __enter__(self) -> StatusReader:
         return self
@@ -62,7 +75,9 @@ class StatusReader:
 
     def check_jobs_and_queues(self) -> list[HealthPart]:
         """The parts that no node reports: overdue jobs, reconciliation, foreign members of queues."""
-        found = [self._check_overdue_jobs()]
+        pauses = self._read_pauses()
+        self._settings.held_types.replace_targets(info.target for info in pauses)
+        found = [self._check_overdue_jobs(), *health_of_pauses(pauses)]
         if not self._probe_failed(self._node.databases[0]):
             found += read_reconciliation_health(self._settings, self._node.databases)
         with suppress(TimerUnavailable):  # the part "redis" reports it
@@ -116,21 +131,59 @@ class StatusReader:
         """The most overdue row of each shard: (seconds overdue, row, shard). None: no answer."""
         if self._probe_failed(database):
             return None
-        pages = DuePages(self._node.databases)
+        pages, paused = DuePages(self._node.databases), set[int]()
+        found = []
         try:
             now_ms = database.now_ms()
-            return [
-                ((now_ms - row.due_ms) / 1000, row, shard)
-                for shard in database.shards
-                for row in pages.read_overdue_rows(shard, (0, 0), 0, None, 1)
-            ]
+            for shard in database.shards:
+                row = self._read_most_overdue_row(pages, shard, database, paused)
+                if row is not None:
+                    found.append(((now_ms - row.due_ms) / 1000, row, shard))
         except TocError:
             return None
+        return found
+
+    def _read_most_overdue_row(
+        self, pages: DuePages, shard: int, database: Database, paused: set[int]
+    ) -> DueRow | None:
+        """The most overdue row of a shard, of a type that is not paused. `paused`: the types found so."""
+        for _ in range(PAUSED_TYPES_MAX):
+            types = TypesExcept(frozenset(paused)) if paused else None
+            rows = pages.read_overdue_rows(shard, (0, 0), 0, types, 1)
+            if not rows or not self._is_paused(rows[0].type_no, database):
+                return rows[0] if rows else None
+            paused.add(rows[0].type_no)
+        return None
+
+    def _is_paused(self, type_no: int, database: Database) -> bool:
+        targets = self._settings.held_types
+        if not targets.targets:
+            return False
+        try:
+            name = self._types.find_name(type_no, database)
+        except NotFound:
+            name = ""
+        return targets.holds(name, self._settings.home_topic_of(name))
+
+    def _read_pauses(self) -> list[PauseInfo]:
+        """The pauses and ramps; none if no database answers, which the databases' parts report."""
+        if all(map(self._probe_failed, self._node.databases)):
+            return []
+        with suppress(TocError):
+            return PauseVerbs(self._settings, self._node.databases, "status").list_pauses()
+        return []
 
     def _probe_failed(self, database: Database) -> bool:
         """Whether the probe found this database down. False while its first question is open."""
         probe = self._node.probes[database.index]
         return probe.first_ask_done.is_set() and not probe.current_result.up
+
+
+def health_of_pauses(pauses: Sequence[PauseInfo]) -> Iterator[HealthPart]:
+    """Yields a part with all pauses, if there are any: no alarm, because a person wants them."""
+    if pauses:
+        since_ms = min(info.from_ms for info in pauses)
+        yield HealthPart("pauses", "up", since_ms, "; ".join(map(describe_pause, pauses)))
 
 
 def read_reconciliation_health(settings: Settings, databases: Databases) -> Iterator[HealthPart]:

@@ -12,6 +12,7 @@ from toc.domain.declared_type import DeclaredType
 from toc.domain.payload_schema import SCHEMA_BYTES_MAX
 from toc.errors import InvalidInput, SettingsError
 from toc.runtime.settings import Settings, config_file_path
+from toc.sinks.kinds import check_sink
 from toc.store.declared_types import ChangeResult, DeclaredTypes
 
 log = logging.getLogger(__name__)
@@ -56,11 +57,19 @@ def apply_declarations(
 ) -> dict[str, ChangeResult]:
     """Declares the types of the settings as the settings say. Types that only the catalogue has stay.
 
-    Raises as `DeclaredTypes.change`, and SettingsError; the types before the failed one are then written.
+    Raises as `DeclaredTypes.change`, and SettingsError; the types before the failed one are then written, but
+    none if a sink is refused.
     """
+    declarations = read_declarations(settings)
+    for name, wanted in declarations.items():
+        if wanted.sink is not None:
+            try:
+                check_sink(wanted.sink)
+            except InvalidInput as error:
+                raise SettingsError(f"types.{name}.{error}") from None
     return {
         name: types.change(name, lambda _, wanted=wanted: wanted, actor, reason)  # type: ignore[misc]
-        for name, wanted in read_declarations(settings).items()
+        for name, wanted in declarations.items()
     }
 
 

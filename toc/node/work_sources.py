@@ -12,6 +12,8 @@ from zlib import crc32
 
 from toc.domain.node_assignment import Assignment
 from toc.errors import NotFound
+from toc.node.hold_sources import HoldSources, is_hold_topic
+from toc.node.pass_runner import PassRunner
 from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
 from toc.scanner.overdue_page import OverduePages
@@ -24,6 +26,7 @@ from toc.timer.poller import Poller
 from toc.timer.reminders import Reminders
 from toc.worker.claim_stage import CLAIM_LANES, ClaimStage
 from toc.worker.context import ProcessContext
+from toc.worker.gate import ScannedTypes
 from toc.worker.worker import Worker
 
 LANES = CLAIM_LANES  # lanes of pollers and of scanners: each lane has a claim stage of its own
@@ -46,12 +49,29 @@ class WorkSources:
             for lane in range(LANES)
         }
         self.fallbacks = {database.index: self._make_fallback(database) for database in databases}
+        self.pass_runners = [
+            PassRunner(
+                database, settings.routing, process.gate, lambda: worker.permits,
+                partial(worker.claims[0].__getitem__, database.index), self._clock,
+            )
+            for database in databases
+        ]  # fmt: skip
         self.loaders: dict[tuple[str, int], Loader] = {}
         self.pollers: dict[tuple[str, int, int], Poller] = {}
         self._next_due_watcher: NextDueWatcher | None = None
         self._wakeup: WakeupListener | None = None
+        self.hold_sources: HoldSources | None = None
         if reminders is None:
             return
+        self.hold_sources = HoldSources(
+            reminders,
+            range(len(settings.databases)),
+            self._make_hold_poller,
+            self._database_of_slot,
+            self._clock,
+            namespace=settings.namespace,
+            period_s=settings.timer.slow_poll_s,
+        )
         for topic in settings.topic_names:
             for database in sorted(
                 {self._database_of_slot(slot) for slot in range(settings.slot_amount_of(topic))}
@@ -79,6 +99,7 @@ class WorkSources:
             yield from (self._next_due_watcher, self._wakeup)
         yield from self.scanners.values()
         yield from self.fallbacks.values()
+        yield from self.pass_runners
 
     def assign_shares(self, assignment: Assignment, *, scan_all_in: int | None = None) -> None:
         """Tells each service its share from now on.
@@ -97,6 +118,11 @@ class WorkSources:
             )
         if self._next_due_watcher is not None:
             self._next_due_watcher.set_slots(both)
+        if self.hold_sources is not None:
+            self.hold_sources.assign_slots(
+                {topic: slots for topic, slots in assignment.slots.items() if is_hold_topic(topic)},
+                assignment.deputised,
+            )
         for (topic, database), loader in self.loaders.items():
             slots = owned if scan_all_in is None else both
             loader.set_slots(self._slots_in_lane(slots[topic], database))
@@ -111,6 +137,17 @@ class WorkSources:
                 scanner.set_shards(here, stretch=scan_all_in)
         for fallback in self.fallbacks.values():
             fallback.set_own_shards([*assignment.shards, *assignment.deputised_shards])
+
+    def wake_fetchers(self) -> None:
+        """Pauses or limits have changed: the pollers ask for admission at once. Any thread."""
+        for poller in self.pollers.values():
+            poller.wake()
+        if self.hold_sources is not None:
+            self.hold_sources.wake()
+
+    def stop_hold_sources(self) -> bool:
+        """Stops the pollers of the hold topics, which start when a type is held. True: all have ended."""
+        return self.hold_sources is None or self.hold_sources.stop()
 
     @property
     def load_age_s(self) -> float:
@@ -159,6 +196,9 @@ class WorkSources:
             worker.claims[lane][database],
             lambda: worker.context.handlers.handled_type_numbers,
             self._settings.scanner.page,
+            ScannedTypes(
+                self._process.gate, lambda: self._process.database_metadata.types.known.names
+            ),
         )
 
     def _make_scanner(self, database: int, lane: int) -> Scanner:
@@ -219,6 +259,9 @@ class WorkSources:
             # read once too often, or left to the scanner.
             return "default"
 
+    def _make_hold_poller(self, reminders: Reminders, topic: str, database: int) -> Poller:
+        return self._make_poller(reminders, topic, database, 0)
+
     def _make_poller(self, reminders: Reminders, topic: str, database: int, lane: int) -> Poller:
         timer = self._settings.timer
         poller = Poller(
@@ -233,6 +276,7 @@ class WorkSources:
             pop_max=timer.pop_max,
             stay_ms=round(timer.stay_s * 1000),
             paused=lambda: not self._timer_may_fire(),
+            admission=partial(self._process.gate.admission_of_topic, topic),
         )
         self._worker.permits.add_permit_listener(poller.wake)
         return poller

@@ -15,6 +15,7 @@ from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
+from toc.store.pauses import read_targets_now
 from toc.store.pull_type_follower import follow_pull_types
 from toc.store.reconcile_reads import ReconcileReads
 from toc.store.schema_check import check_databases
@@ -68,6 +69,7 @@ class DatabasesAndRedis:
             with suppress(StoreUnavailable):
                 declared.read_all_copies()
             follow_pull_types(declared, settings.pull_types)
+            settings.held_types.replace_targets(read_targets_now(databases))
 
             def find_type_name(type_no: int) -> str:
                 # The copies of types that were read are asked first: no task should ask every database.
@@ -86,6 +88,11 @@ class DatabasesAndRedis:
 
     def topic_of_type(self, type_no: int) -> str:
         return self.settings.topic_of_biz_type(self.type_name(type_no))
+
+    def is_held(self, type_no: int) -> bool:
+        """Whether jobs of the type wait because of a pause or a limit: they may be late, in a hold topic."""
+        name = self.type_name(type_no)
+        return self.settings.held_types.holds(name, self.settings.home_topic_of(name))
 
     def shard_of_job_id(self, job_id: int) -> int:
         """The shard where workers look for the job."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.domain.disagreements import (
+    KINDS_OF_HELD_JOBS,
     UNCLAIMABLE,
     ComparedRow,
     Disagreement,
@@ -89,6 +90,9 @@ class JobRechecker:
         row, home = job.row, job.home
         at_home = next((place for place in job.places if place.topic_and_slot == home), None)
         kinds = list(find_disagreements(row, job.places, home, now_ms, self._limits))
+        if row is not None and row.status.live and self._sides.is_held(row.type_no):
+            # Paused or limited: its reminder may be in the hold topic of the type, and it may be late.
+            kinds = [kind for kind in kinds if kind not in KINDS_OF_HELD_JOBS]
         if row is not None and row.status.live and is_in_wrong_table(row, self._shards):
             kinds.append(Disagreement.MISFIT)
         if job.defects & UNCLAIMABLE and Disagreement.ORPHAN in kinds:

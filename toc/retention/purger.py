@@ -22,6 +22,7 @@ from toc.store.column_types import sql_time_of_ms
 from toc.store.databases import Database, Databases
 from toc.store.declared_types import delete_old_versions
 from toc.store.ended_jobs import DAY_MS
+from toc.store.pauses import delete_old_changes
 from toc.store.purge_pages import EventAges, PurgeCandidate, PurgePages, delete_oldest_counts
 from toc.store.replica import Replica
 from toc.store.token_rows import delete_ended_tokens
@@ -238,6 +239,9 @@ class Purger(Service):
         if page.after is None:  # the last page of events
             deleted = delete_old_versions(self._database, ages.before_ms, self._settings.page)
             metrics.PURGED.labels("declaration").inc(deleted)
+            pauses = delete_old_changes(self._database, ages.before_ms, self._settings.page)
+            metrics.PURGED.labels("pause").inc(pauses)
+            deleted += pauses
             self._deleted_events += deleted
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
         more = page.after is not None or delete_oldest_counts(

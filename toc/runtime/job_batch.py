@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from toc.runtime.admission import Admission
 
 CLAIM_S_MAX = 120.0  # a fetcher waits for a claim no longer than this
 
@@ -51,7 +53,8 @@ class JobBatch:
     time decides. `found_s`: this process' monotonic time *before* the ids were read: leases count from there.
     `popped`: the ids came from the timer and must be acked or put back there. `shared`: their slots also hold
     ids of other databases, which must not wait for these ids. `permits`: one for each id; 0: the database
-    takes no jobs now, and the ids are put off. `answer`: is set when the batch is claimed.
+    takes no jobs now, and the ids are put off. `answer`: is set when the batch is claimed. `admissions`: of
+    ids of restricted types, where these ids were admitted. `has_pass`: the jobs may run through a pause.
     """
 
     topic: str
@@ -62,6 +65,8 @@ class JobBatch:
     shared: bool = False
     permits: int = 0
     answer: BatchClaimAnswer | None = None
+    admissions: Mapping[int, Admission] = field(default_factory=dict)
+    has_pass: bool = False
 
     @property
     def job_ids(self) -> list[int]:

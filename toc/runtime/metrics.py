@@ -34,16 +34,40 @@ ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "
 LATENESS = Histogram(
     "toc_job_lateness_seconds", "Handler start minus due time", buckets=LATENESS_BUCKETS_S
 )
+LATENESS_PAUSED = Histogram(
+    "toc_job_lateness_paused_seconds",
+    "The same, of jobs that a pause or its ramp has made late",
+    buckets=LATENESS_BUCKETS_S,
+)
 STAGE = Histogram(
     "toc_job_stage_seconds",
     "A job's way: timer (due to popped), database (to claimed), queue (to started), handler (to ended)",
     ["stage"],
     buckets=LATENESS_BUCKETS_S,
 )
+BATCHES = Counter("toc_handler_batches_total", "Calls of batch handlers that ended", ["biz_type"])
+BATCHES_SPLIT = Counter(
+    "toc_handler_batches_split_total",
+    "Calls of batch handlers that failed, so that each of their jobs ran alone",
+    ["biz_type"],
+)
 RESCUED = Counter("toc_jobs_rescued_total", "Jobs claimed by the scanner, not by the timer")
 TAKEN_OVER = Counter("toc_jobs_taken_over_total", "Jobs taken over from a lost lease")
 CLAIMS_LOST = Counter("toc_claims_lost_total", "Running handlers whose claim was lost")
 STALE = Counter("toc_settles_refused_total", "Outcomes of stale workers that the token refused")
+LIMIT_ADMITTED = Counter(
+    "toc_limit_admitted_total", "Jobs of limited types that were let start", ["biz_type"]
+)
+LIMIT_REFUSED = Counter(
+    "toc_limit_refused_total",
+    "Due jobs that a limit has let wait; they are offered again",
+    ["biz_type"],
+)
+LIMIT_HOLDERS = Gauge(
+    "toc_limit_holders",
+    "Jobs of this process that hold the concurrency of their type",
+    ["biz_type"],
+)
 UNHANDLED = Counter("toc_jobs_unhandled_total", "Popped jobs of a type without a handler here")
 FOREIGN_MEMBERS = Counter(
     "toc_foreign_members_total",
@@ -68,6 +92,16 @@ WEBHOOKS_DISABLED = Gauge(
 WEBHOOK_BREAKER_OPEN = Gauge(
     "toc_webhook_breaker_open", "1 while the circuit breaker of a destination is open", ["webhook"]
 )
+SINK_MESSAGES = Counter(
+    "toc_sink_messages_total",
+    "Messages of sinks: done (confirmed), failed, refused (this message alone), or wait (not sent)",
+    ["sink", "outcome"],
+)
+SINK_BREAKER_OPEN = Gauge(
+    "toc_sink_breaker_open", "1 while the circuit breaker of a sink's destination is open", ["sink"]
+)
+ALARMS = Counter("toc_alarms_total", "Messages about alarms: sent or failed", ["kind", "outcome"])
+ALARMS_WAITING = Gauge("toc_alarms_waiting", "Alarms that wait for their time, or for the chat")
 PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age", ["kind"])
 LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")
 AUDIT_WAITING = Gauge("toc_audit_entries_waiting", "Audit entries that wait for a database")

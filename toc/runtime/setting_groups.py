@@ -28,7 +28,7 @@ Url = Annotated[str, AfterValidator(SecretUrl), PlainSerializer(str, when_used="
 """A URL that may hold a password: shown without the password, in JSON too."""
 
 
-def _hide_spark_secrets(properties: dict[str, str]) -> dict[str, str]:
+def _hide_secret_options(properties: dict[str, str]) -> dict[str, str]:
     return {
         name: SecretText(value) if is_secret_name(name) else SecretUrl(value)
         for name, value in properties.items()
@@ -83,7 +83,23 @@ class TypeSettings(_SettingGroup):
         min_length=1,
         description="a file with the JSON Schema of the attribute; its path begins where toc.toml is",
     )
-    sink: str | None = Field(None, description="'webhook:NAME': where the jobs are sent")
+    sink: str | None = Field(
+        None,
+        description="where the jobs are sent: 'webhook:NAME', or a broker of [sinks] as "
+        "'rabbitmq:orders/{biz_type}'",
+    )
+    rate: str | None = Field(
+        None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
+    )
+    burst: int | None = Field(
+        None, description="starts at once after a pause (default: those of one second)"
+    )
+    concurrency: int | None = Field(
+        None, description="how many jobs may run at once, over all nodes"
+    )
+    per: str | None = Field(
+        None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
 
 
 class TimerSettings(_SettingGroup):
@@ -212,6 +228,12 @@ class WorkerSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="a process with this many handlers beyond their timeout ends, to be restarted",
+    )
+    progress_s: float = Field(
+        1.0,
+        ge=0.1,
+        le=60,
+        description="how often the progress of running jobs is written, at most",
     )
     snooze_s_min: float = Field(
         1.0,
@@ -454,6 +476,31 @@ class CatalogueSettings(_SettingGroup):
     )
 
 
+class PauseSettings(_SettingGroup):
+    """Pauses and the ramps after them (docs/how-to/pause.md)."""
+
+    refresh_s: float = Field(
+        0.5,
+        ge=0.05,
+        le=0.8,
+        description="time between two reads of the pauses; a pause is in force after this time",
+    )
+    max: int = Field(100, ge=1, le=10_000, description="pauses that are not over, at most")
+    ramp_start: float = Field(
+        0.1,
+        ge=0.001,
+        le=1,
+        description="the rate at the end of a pause, as a part of the recent peak",
+    )
+    ramp_growth: float = Field(
+        0.5, ge=0.01, le=10, description="by which part the rate grows after each step"
+    )
+    ramp_step_s: float = Field(300, ge=1, le=86_400, description="length of a step of the ramp")
+    ramp_rate_min: float = Field(
+        50, ge=0.01, le=1_000_000, description="jobs a second that a ramp allows at least"
+    )
+
+
 OVERDUE_S = 120.0
 
 
@@ -533,7 +580,7 @@ class ReconcileSettings(_SettingGroup):
     )
     spark: Annotated[
         dict[str, str],
-        AfterValidator(_hide_spark_secrets),
+        AfterValidator(_hide_secret_options),
         PlainSerializer(_strings_without_secrets, when_used="json"),
     ] = Field(
         default_factory=dict, description="properties for Spark, as 'spark.driver.memory' = '2g'"
@@ -642,14 +689,126 @@ class WebhookSettings(_SettingGroup):
         return self
 
 
+class SinkSettings(_SettingGroup):
+    """A destination of a sink, as `[sinks.rabbitmq.orders]` (docs/how-to/sinks.md)."""
+
+    url: Url = Field(
+        "",
+        description="where the broker is: amqp://user:password@host/vhost, redis://host:6379/0, "
+        "kafka://host:9092,host:9092",
+    )
+    options: Annotated[
+        dict[str, str],
+        AfterValidator(_hide_secret_options),
+        PlainSerializer(_strings_without_secrets, when_used="json"),
+    ] = Field(default_factory=dict, description="options of the kind, as 'exchange' = 'orders'")
+    concurrency: int = Field(
+        64, ge=1, le=1000, description="messages that wait for a confirmation, per process, at most"
+    )
+    batch_max: int = Field(100, ge=1, le=1000, description="messages in one send, at most")
+    batch_wait_ms: float = Field(
+        2, ge=0, le=1000, description="how long a message waits for others, to be sent with them"
+    )
+    timeout_s: float = Field(
+        20,
+        gt=0,
+        le=3600,
+        description="time limit for a confirmation; less if worker.lease_s is less",
+    )
+    failures_max: int = Field(
+        5,
+        ge=1,
+        le=1000,
+        description="failed messages in a row after which the circuit breaker opens",
+    )
+    open_s: float = Field(
+        10, ge=0.1, le=3600, description="how long it is open before one message probes the broker"
+    )
+    open_s_max: float = Field(
+        300, ge=0.1, le=86_400, description="the same after further failures; it doubles up to this"
+    )
+    wait_s_max: float = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="the longest wait of a job for a busy or failing broker before it tries again",
+    )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.open_s_max < self.open_s:
+            raise ValueError(
+                f"open_s_max ({self.open_s_max:g}) must be at least open_s ({self.open_s:g})"
+            )
+        return self
+
+
+class AlarmSettings(_SettingGroup):
+    """Messages to a chat about dead, failing and late jobs (docs/how-to/alarms.md); needs toc[web]."""
+
+    url: SecretStr | None = Field(
+        None,
+        description="the chat's incoming webhook, https://…; not set: no alarms. The rules of "
+        "[webhooks] (allow, allow_http, ports, tls_ca, time limits) hold for it too",
+    )
+    format: Literal["slack", "dingtalk", "feishu", "wecom"] = Field(
+        "slack", description="whose messages: 'slack', 'dingtalk', 'feishu' or 'wecom'"
+    )
+    secret: SecretStr | None = Field(
+        None, description="the secret that signs messages, of DingTalk and Feishu"
+    )
+    dead: bool = Field(default=True, description="true: an alarm for jobs that died")
+    failures: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["none"] = Field(
+        100,
+        description="an alarm for so many failed attempts of a type in `window_s`; 'none': never",
+    )
+    window_s: float = Field(
+        300, ge=1, le=86_400, description="the time in which failures are counted"
+    )
+    late_s: Annotated[float, Field(ge=1, le=86_400)] | Literal["none"] = Field(
+        300,
+        description="an alarm for a type with a job that is due for longer than this; 'none': never",
+    )
+    quiet_s: float = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="the same alarm of the same type is repeated after this time at the earliest",
+    )
+    per_hour: int = Field(
+        20, ge=1, le=10_000, description="messages in an hour, at most; further ones wait"
+    )
+    tick_s: float = Field(
+        10, ge=0.1, le=600, description="time between two looks; one node of all looks"
+    )
+
+    @model_validator(mode="after")
+    def _check_relations(self) -> Self:
+        if self.secret is not None and self.format not in ("dingtalk", "feishu"):
+            raise ValueError(f"secret is set, but {self.format} signs no messages: unset it")
+        return self
+
+
 class LimitSettings(_SettingGroup):
     """Bounds on what comes from outside."""
 
     attribute_bytes: int = Field(
         4096, ge=2, le=65_535, description="bytes of an attribute as JSON, at most"
     )
+    result_bytes: int = Field(
+        4096, ge=2, le=60_000, description="bytes of a job's result as JSON, at most"
+    )
     schedule_many: int = Field(
         100_000, ge=1, le=1_000_000, description="jobs per call of schedule_many, at most"
+    )
+    wait_s: float = Field(
+        60, ge=0, le=3600, description="how long a call may wait for the end of a job, at most"
+    )
+    waiters: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="calls that wait for the end of a job in one process, at most",
     )
     find: int = Field(1000, ge=1, le=100_000, description="jobs that find() returns, at most")
     biz_types: int = Field(
@@ -666,6 +825,12 @@ class LimitSettings(_SettingGroup):
     )
     countdown: int = Field(
         1000, ge=1, le=10_000, description="arrivals that a countdown waits for, at most"
+    )
+    partitions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="partitions of a type with `per` that are in use at once, at most; jobs of others wait",
     )
 
 
@@ -687,6 +852,12 @@ class LeaseSettings(_SettingGroup):
         ge=1,
         le=1000,
         description="pull types that one process serves, and types in one lease call, at most",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="processes that lease jobs: each takes its part of a type's limits while Redis is away",
     )
     threads: int = Field(
         4, ge=1, le=64, description="threads for each database that settle leases in a process"

@@ -37,22 +37,27 @@ from pydantic_settings import (
 from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
+from toc.domain.pauses import HeldTypes
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
+from toc.domain.sink_targets import parse_sink
 from toc.errors import InvalidInput, SettingsError
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.setting_groups import (
     OVERDUE_S,
+    AlarmSettings,
     CatalogueSettings,
     ClusterSettings,
     HttpSettings,
     LeaseSettings,
     LimitSettings,
     MysqlSettings,
+    PauseSettings,
     ReconcileSettings,
     RetentionSettings,
     ScannerSettings,
+    SinkSettings,
     TimerSettings,
     TopicSettings,
     TypeSettings,
@@ -141,11 +146,18 @@ class Settings(BaseSettings):
     retention: RetentionSettings = RetentionSettings()
     reconcile: ReconcileSettings = ReconcileSettings()
     webhooks: WebhookSettings = WebhookSettings()
+    sinks: dict[str, dict[str, SinkSettings]] = Field(
+        default_factory=dict,
+        description="the destinations of sinks by kind and name (docs/how-to/sinks.md)",
+    )
+    alarms: AlarmSettings = AlarmSettings()
     limits: LimitSettings = LimitSettings()
     web: WebSettings = WebSettings()
     leases: LeaseSettings = LeaseSettings()
     _pull_types: PullTypes = PrivateAttr(default_factory=PullTypes)
+    _held_types: HeldTypes = PrivateAttr(default_factory=HeldTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
+    pauses: PauseSettings = PauseSettings()
     client: ClientSettings = ClientSettings()
 
     @model_validator(mode="before")
@@ -213,6 +225,19 @@ class Settings(BaseSettings):
                 DeclaredType.from_fields(name, given)
             except InvalidInput as error:
                 raise ValueError(f"{name}: {error}") from None
+        return value
+
+    @field_validator("sinks")
+    @classmethod
+    def _check_sinks(
+        cls, value: dict[str, dict[str, SinkSettings]]
+    ) -> dict[str, dict[str, SinkSettings]]:
+        for kind, names in value.items():
+            for name, group in names.items():
+                if parse_sink(f"{kind}:{name}").route:
+                    raise ValueError(f"{kind}.{name}: a name has no /")
+                if not group.url:
+                    raise ValueError(f"{kind}.{name}: url must be set")
         return value
 
     @field_validator("redis_url")
@@ -305,6 +330,11 @@ class Settings(BaseSettings):
         return self._pull_types
 
     @property
+    def held_types(self) -> HeldTypes:
+        """What this process knows to be paused or limited. No setting: the pauses fill it."""
+        return self._held_types
+
+    @property
     def facts(self) -> dict[str, str]:
         """The values that all processes must share; toc_meta stores them, and toc refuses other values."""
         amounts = {
@@ -369,6 +399,10 @@ class Settings(BaseSettings):
         """The topic that the reminders of a biz_type go to: of a pull type, a topic of its own."""
         if biz_type in self._pull_types.names:
             return topic_of_pull_type(biz_type)
+        return self.home_topic_of(biz_type)
+
+    def home_topic_of(self, biz_type: str) -> str:
+        """The topic that the settings name for a biz_type, whatever its mode."""
         return next(
             (name for name, part in self.topics.items() if biz_type in part.biz_types), "default"
         )
@@ -422,8 +456,22 @@ def load_settings(**overrides: Any) -> Settings:
 # ---- names
 
 
-NAMED_GROUPS: Mapping[str, type[BaseModel]] = {"topics": TopicSettings, "types": TypeSettings}
-"""The settings that are groups by a name, as `[topics.orders]`."""
+NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
+    "topics": TopicSettings, "types": TypeSettings, "sinks": SinkSettings,
+}  # fmt: skip
+"""The settings that are groups by a name, as `[topics.orders]`; of sinks by two, as `[sinks.kafka.orders]`.
+"""
+
+
+def named_groups(
+    name: str, value: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], BaseModel]]:
+    """The groups of a setting of NAMED_GROUPS: the names that lead to each, and its values."""
+    for key, part in value.items():
+        if name == "sinks":
+            yield from (((key, inner), group) for inner, group in part.items())
+        else:
+            yield (key,), part
 
 
 def environment_variable_of(path: Iterable[str]) -> str:
@@ -436,7 +484,8 @@ def setting_paths(model: type[BaseModel] = Settings) -> Iterator[tuple[str, ...]
     for name, field in model.model_fields.items():
         part = field.annotation
         if model is Settings and (named := NAMED_GROUPS.get(name)):
-            yield from ((name, "*", *rest) for rest in setting_paths(named))
+            stars = ("*", "*") if name == "sinks" else ("*",)
+            yield from ((name, *stars, *rest) for rest in setting_paths(named))
         elif part == dict[int, Url]:
             yield (name, "*")
         elif isinstance(part, type) and issubclass(part, BaseModel):
@@ -498,7 +547,8 @@ def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
 
 _SECRETS = {
     "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
-    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"),
+    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"), "sinks",
+    ("alarms", "url"), ("alarms", "secret"),
 }  # fmt: skip
 """Settings whose values no error shows."""
 

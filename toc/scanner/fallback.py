@@ -116,7 +116,11 @@ class FallbackScanner(Service):
         """The shards of the block that have overdue rows, without shards that cannot be read."""
         began_s = self._clock.monotonic_s()
         try:
-            overdue = self._pages.find_overdue_shards(dict.fromkeys(block, self._grace_ms))
+            # Jobs of paused, ramping or limited types are late because a person wants it.
+            left_out = self._overdue_pages.restricted_numbers()
+            overdue = self._pages.find_overdue_shards(
+                dict.fromkeys(block, self._grace_ms), left_out
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             text = "%s: cannot find out which shards have overdue jobs: %s"
             self._log_throttle.warning("check", text, self.name, error)

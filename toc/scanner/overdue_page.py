@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from toc.runtime.admission import Admission
 from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox
-from toc.store.due_pages import DuePages, TypesExcept
+from toc.store.due_pages import DuePages, DueRow, TypesExcept
 
 BEGINNING = (0, 0)
+REFUSED_S_MIN = (
+    0.1  # rows of a type that were not admitted are read again after this time, or later
+)
 
 
 class OverduePage(NamedTuple):
-    """Overdue rows of one shard, each with a permit. `after`: (due_ms, job_id) of the last row read."""
+    """Overdue rows of one shard, each with a permit. `after`: (due_ms, job_id) of the last row read.
+
+    admissions: of the rows of restricted types.
+    """
 
     shard: int
     job_ids: Sequence[int]
     found_s: float
     after: tuple[int, int]
     has_more: bool
+    admissions: Mapping[int, Admission]
+
+
+class TypeRestrictions(Protocol):
+    """What a scanner asks before it reads and claims rows of restricted types."""
+
+    @property
+    def are_all_open(self) -> bool:
+        """Whether no type is restricted."""
+
+    def without_closed(
+        self, types: Collection[int] | TypesExcept | None, /
+    ) -> Collection[int] | TypesExcept | None:
+        """The types without those of which no job may start now; empty: there is nothing to read."""
+
+    def closed_numbers(self) -> frozenset[int]:
+        """The known types of which no job may start now."""
+
+    def restricted_numbers(self) -> frozenset[int]:
+        """The known types that are restricted in any way."""
+
+    def admission_of(self, type_no: int, /) -> Admission | None:
+        """What to ask before rows of this type are claimed; None: nothing."""
 
 
 class OverduePages:
@@ -33,7 +64,11 @@ class OverduePages:
         inbox: Inbox[JobBatch],
         types: Callable[[], Collection[int] | TypesExcept | None],
         page_rows: int,
+        restrictions: TypeRestrictions | None = None,
     ) -> None:
+        self._restrictions = restrictions
+        # By type of which not all rows were admitted: until when its rows are left out.
+        self._refused_until_s: dict[int, float] = {}
         self._database, self._pages, self._permits = database, pages, permits
         self._inbox, self._types, self._page_rows = inbox, types, page_rows
 
@@ -41,22 +76,80 @@ class OverduePages:
         """Takes permits for a page, and returns how many; 0: no permit is free now."""
         return self._permits.take_permits(self._database, self._page_rows)
 
+    def closed_numbers(self) -> frozenset[int]:
+        """The types of which no row may be claimed now; a check need not find them."""
+        restrictions = self._restrictions
+        if restrictions is None or restrictions.are_all_open:
+            return frozenset()
+        return restrictions.closed_numbers()
+
+    def restricted_numbers(self) -> frozenset[int]:
+        """The types whose jobs may be late for a reason that a person gave."""
+        restrictions = self._restrictions
+        if restrictions is None or restrictions.are_all_open:
+            return frozenset()
+        return restrictions.restricted_numbers()
+
+    def refused_for_s(self, now_s: float) -> float | None:
+        """Seconds until rows that were refused may be read again; None: no rows were refused."""
+        return min((until_s - now_s for until_s in self._refused_until_s.values()), default=None)
+
     def read_overdue_page(
         self, shard: int, after: tuple[int, int], grace_ms: int, permits: int, found_s: float
     ) -> OverduePage:
         """Reads up to `permits` rows that are overdue by more than `grace_ms`.
 
+        Leaves out the rows of paused types, and those rows of restricted types that are not admitted now.
         Returns, before the claim, the permits for which no row was found; all permits if the read raises.
         """
-        unused = permits
+        unused, job_ids, admissions = permits, list[int](), dict[int, Admission]()
         try:
-            rows = self._pages.read_overdue_rows(shard, after, grace_ms, self._types(), permits)
-            unused -= len(rows)
+            rows = self._read_rows(shard, after, grace_ms, permits, found_s)
+            job_ids, admissions = self._admit_rows(rows, found_s)
+            unused -= len(job_ids)
         finally:
             self._permits.return_permits(self._database, unused)
         after = rows[-1].key if rows else after
-        job_ids = [row.job_id for row in rows]
-        return OverduePage(shard, job_ids, found_s, after, len(rows) == permits)
+        return OverduePage(shard, job_ids, found_s, after, len(rows) == permits, admissions)
+
+    def _read_rows(
+        self, shard: int, after: tuple[int, int], grace_ms: int, limit: int, now_s: float
+    ) -> Sequence[DueRow]:
+        types, restrictions = self._types(), self._restrictions
+        if restrictions is not None and not restrictions.are_all_open:
+            refused = self._refused_until_s
+            for number in [no for no, until_s in refused.items() if until_s <= now_s]:
+                del refused[number]
+            types = _without(restrictions.without_closed(types), refused)
+            if isinstance(types, Collection) and not isinstance(types, TypesExcept) and not types:
+                return []
+        return self._pages.read_overdue_rows(shard, after, grace_ms, types, limit)
+
+    def _admit_rows(
+        self, rows: Sequence[DueRow], now_s: float
+    ) -> tuple[list[int], dict[int, Admission]]:
+        """The ids of the rows that may be claimed now, the oldest due first, and their admissions."""
+        restrictions = self._restrictions
+        if restrictions is None or restrictions.are_all_open:
+            return [row.job_id for row in rows], {}
+        admission_of = {no: restrictions.admission_of(no) for no in {row.type_no for row in rows}}
+        wanted = Counter(
+            admission for row in rows if (admission := admission_of[row.type_no]) is not None
+        )
+        left = {admission: admission.admit(count) for admission, count in wanted.items()}
+        job_ids, admissions = list[int](), dict[int, Admission]()
+        for row in rows:
+            admission = admission_of[row.type_no]
+            if admission is not None:
+                if not left[admission]:
+                    self._refused_until_s[row.type_no] = now_s + max(
+                        REFUSED_S_MIN, admission.retry_after_s()
+                    )
+                    continue
+                left[admission] -= 1
+                admissions[row.job_id] = admission
+            job_ids.append(row.job_id)
+        return job_ids, admissions
 
     def claim_overdue_page(self, page: OverduePage) -> int:
         """Sends the rows to the claim stage; returns how many jobs will run. Raises the claim's error."""
@@ -66,7 +159,20 @@ class OverduePages:
         self._inbox.enqueue(
             JobBatch(
                 "", {page.shard: page.job_ids}, None, page.found_s,
-                popped=False, permits=len(page.job_ids), answer=answer,
+                popped=False, permits=len(page.job_ids), answer=answer, admissions=page.admissions,
             )
         )  # fmt: skip
         return answer.wait_for_claim()
+
+
+def _without(
+    types: Collection[int] | TypesExcept | None, refused: Collection[int]
+) -> Collection[int] | TypesExcept | None:
+    """The types without those that were refused a moment ago."""
+    if not refused:
+        return types
+    if types is None:
+        return TypesExcept(frozenset(refused))
+    if isinstance(types, TypesExcept):
+        return TypesExcept(types.numbers | frozenset(refused))
+    return [number for number in types if number not in refused]

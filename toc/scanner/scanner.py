@@ -57,6 +57,7 @@ class Scanner(Service):
         # Shards that could not be scanned: they are not checked, and are scanned again after this time.
         self._broken: dict[int, float] = {}
         self._claimed = 0  # jobs, since the last check
+        self._urgent = False
         # When the last check was finished, by the monotonic clock; which share of the tick to wait then.
         self._check_ended_s, self._tick_share = float("-inf"), 0.0
 
@@ -84,7 +85,7 @@ class Scanner(Service):
         threads by tens of milliseconds.
         """
         self._apply_new_shards()
-        urgent = not self._timer_available()
+        urgent = self._urgent = not self._timer_available()
         tick_s = (min(self._tick_s, URGENT_S) if urgent else self._tick_s) * self._stretch
         if self._found:
             return self._scan_first_found_shard()
@@ -120,7 +121,7 @@ class Scanner(Service):
         now_s = self._clock.monotonic_s()
         found = {shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s}
         try:
-            found |= self._pages.find_overdue_shards(asked)
+            found |= self._pages.find_overdue_shards(asked, self._overdue_pages.closed_numbers())
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._log_throttle.warning("check", "scanner: shards %s: %s", [*asked], error)
             # Each shard is then scanned separately, which shows the broken shard.
@@ -142,9 +143,19 @@ class Scanner(Service):
             self._after = BEGINNING
             self._found.popleft()
             if not self._found:  # if jobs were claimed, the next block may have some too: no pause
-                self._record_check_end(0.0 if self._claimed else self._tick_share)
+                self._record_check_end(self._share_until_next_check())
                 self._claimed = 0
         return 0
+
+    def _share_until_next_check(self) -> float:
+        """The part of the tick to wait after a block with overdue rows."""
+        if self._claimed:
+            return 0.0
+        wait_s = self._overdue_pages.refused_for_s(self._clock.monotonic_s())
+        if wait_s is None or not self._urgent:
+            return self._tick_share
+        # Without the timer only this service finds the jobs that will be admitted then.
+        return min(self._tick_share, max(0.0, wait_s) / min(self._tick_s, URGENT_S))
 
     def _scan_page_or_log(self, shard: int, grace_ms: int, permits: int) -> bool:
         """Scans one page; True: there may be more rows. A broken shard must not stop other scans."""

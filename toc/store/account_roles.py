@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toc.errors import InvalidInput
-from toc.store import declared_types, views
+from toc.store import declared_types, pauses, views
 from toc.store.audit_rows import AUDIT_COLUMNS
 from toc.store.schema import VERSION_TABLE, job_table_name, quote_name
 from toc.store.token_rows import TOKEN_COLUMNS
@@ -32,6 +32,8 @@ WEBHOOK_DISABLING_COLUMNS = ("version", "disabled_time", "disabled_reason", "gmt
 """The columns of `toc_webhook` that a worker changes, when a receiver answers that it is gone."""
 
 _DISABLING = f"UPDATE ({', '.join(WEBHOOK_DISABLING_COLUMNS)})"
+_PAUSES = f"INSERT ({', '.join(pauses.COLUMNS)})"
+_PEAKS = "UPDATE (peak_per_min)"  # what a process claimed at most before a pause
 _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must not change the name
 
 _AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
@@ -68,7 +70,7 @@ _CLIENT: dict[str, Rights] = {
 
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    "toc_token", "toc_audit", "toc_arrival", VERSION_TABLE,
+    "toc_pause", "toc_token", "toc_audit", "toc_arrival", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {
@@ -90,6 +92,7 @@ ROLES: dict[str, Role] = {
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
             "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_pause": (_PAUSES, _PEAKS),
             "toc_webhook": (_DISABLING,),
         },
     ),
@@ -101,6 +104,7 @@ ROLES: dict[str, Role] = {
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
             "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_pause": (_PAUSES, _PEAKS),
             "toc_token": (_USED_TOKENS,),
             "toc_audit": (_AUDIT,),
         },
@@ -114,6 +118,7 @@ ROLES: dict[str, Role] = {
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
             "toc_declared_type": (_DECLARATIONS,),
+            "toc_pause": (_PAUSES,),
             "toc_webhook": ("INSERT", "UPDATE"),
         },
     ),
@@ -144,6 +149,7 @@ ROLES: dict[str, Role] = {
             "toc_arrival": ("DELETE",),
             "toc_purge": ("INSERT", "UPDATE", "DELETE"),
             "toc_declared_type": ("DELETE",),
+            "toc_pause": ("DELETE",),
             "toc_token": ("DELETE",),
             "toc_audit": ("DELETE",),
         },

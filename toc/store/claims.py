@@ -15,12 +15,12 @@ clock counts only within the bounds that this process keeps for that clock (see 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, select, update
+from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, or_, select, update
 
 from toc.domain.claim_tokens import ALONE, process_of_token, remove_alone_mark
 from toc.domain.ids import routing_bits_of
@@ -40,6 +40,7 @@ SHARDS_PER_SELECT_MAX = 240  # shards that one SELECT reads
 SKEW_MS = 1000  # how far Redis' clock may be ahead of the database's clock
 _Part = tuple[str, Sequence[int]]
 """A table, and ids of its rows."""
+HeldRows = Literal["claim", "leave", "claim closed"]
 _NO_TYPE = 0  # types are numbered from 1; prepared text cannot hold an empty IN ()
 
 
@@ -79,6 +80,7 @@ class Outcome(NamedTuple):
     due_ms: int = 0  # retry and snooze: the next due time
     error: str = ""  # retry, drop, bury: the reason; the text of a dead letter
     previous_token: str = ""  # give_back
+    document: str = ""  # what the handler has told, for the column `result`; "": the column stays
 
 
 class ClaimedRow(NamedTuple):
@@ -131,6 +133,7 @@ class Claims:
         self._select_rows = CompiledStatement(_SELECT_ROWS, dialect)
         self._select_settled = CompiledStatement(_SELECT_SETTLED, dialect)
         self._settles = {kind: CompiledStatement(each, dialect) for kind, each in _SETTLE.items()}
+        self._write_document = CompiledStatement(_WRITE_DOCUMENT, dialect)
         self._undo_take_over = CompiledStatement(_UNDO_TAKE_OVER, dialect)
         self._replace_token = CompiledStatement(_REPLACE_TOKEN, dialect)
         self._bury_expired = CompiledStatement(_BURY_EXPIRED, dialect)
@@ -157,14 +160,28 @@ class Claims:
         self._renew = CompiledStatement(renew, dialect)
         self.set_claimed_types(types)
 
-    def set_claimed_types(self, types: Iterable[int]) -> None:
-        """Sets the types whose rows are claimed from now on. Takes a few milliseconds."""
-        numbers = sorted(types)
+    def set_claimed_types(
+        self, types: Iterable[int], held: Collection[int] = (), closed: Collection[int] = ()
+    ) -> None:
+        """Sets the types whose rows are claimed from now on. Takes a few milliseconds.
+
+        `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
+        scanner. `closed`: types of which no row is claimed now.
+        """
+        types = set(types)
+        numbers = types.difference(closed)
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
-        claim_at = _claim_statement(latest, numbers, self._lease_end)
-        claim_now = _claim_statement(db_now(), numbers, self._lease_end)
+        claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
+        claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
         self._claim_before = CompiledStatement(claim_at, self._dialect)
-        self._claim_due = CompiledStatement(claim_now, self._dialect)
+        self._claim_due = self._claim_closed = CompiledStatement(claim_now, self._dialect)
+        if closed:
+            any_type = _claim_statement(db_now(), sorted(types), self._lease_end)
+            self._claim_closed = CompiledStatement(any_type, self._dialect)
+        self._claim_before_shared = self._claim_before
+        if not numbers.isdisjoint(held):
+            free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
+            self._claim_before_shared = CompiledStatement(free, self._dialect)
 
     # ---- claim
 
@@ -174,8 +191,12 @@ class Claims:
         ids_by_shard: Mapping[int, Sequence[int]],
         token: str,
         now_ms: int | None,
+        held_rows: HeldRows = "claim",
     ) -> dict[int, ClaimedRow]:
         """Claims the rows that are pending and due, commits, and returns the rows of all ids, by id.
+
+        `held_rows`: "leave": rows of held types are not claimed, because these ids were popped from a topic
+        of several types. "claim closed": rows of closed types are claimed too; only without `now_ms`.
 
         A row is returned even if it was not claimed; an id without a row was deleted.
 
@@ -188,7 +209,9 @@ class Claims:
             for shard, ids in sorted(ids_by_shard.items())
         ]
         bounds = database.server_clock.statement_bounds()
-        statement = self._claim_before if now_ms is not None else self._claim_due
+        statement = self._claim_due if held_rows != "claim closed" else self._claim_closed
+        if now_ms is not None:
+            statement = self._claim_before if held_rows == "claim" else self._claim_before_shared
         until_ms = bounds.due_ms
         if now_ms is not None:
             until_ms = min(now_ms, until_ms)  # guard: claim-bound
@@ -206,6 +229,25 @@ class Claims:
 
         selects = _split_union(self._select_claimed, parts, token=token)
         return database.run_verb(Verb(claims, selects, read_rows))
+
+    # ---- read
+
+    def read_rows(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> dict[int, ClaimedRow]:
+        """Reads rows by id, whatever their status; an id without a row is left out. Changes nothing."""
+        selects = self._selects_of_shards(database, ids_by_shard)
+        results = database.run_read(lambda connection: run_statements(connection, selects))
+        return self._to_rows(results)
+
+    def _selects_of_shards(
+        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
+    ) -> list[Statement]:
+        parts = [
+            (database.job_table_name(shard), sorted(ids))
+            for shard, ids in sorted(ids_by_shard.items())
+        ]
+        return self._row_selects(parts, database.server_clock.statement_bounds())
 
     # ---- renew
 
@@ -437,10 +479,16 @@ class Claims:
         self, database: Database, shard: int, outcomes: Sequence[Outcome]
     ) -> _GroupSettle:
         """Makes the settle of `outcomes`, which must have the same kind and token."""
-        _, token, kind, *_, previous_token = outcomes[0]
+        first = outcomes[0]
+        token, kind, previous_token = first.token, first.kind, first.previous_token
         table, ids = database.job_table_name(shard), [outcome.job_id for outcome in outcomes]
         if kind in (OutcomeKind.DONE, OutcomeKind.GIVE_BACK) and not previous_token:
-            changes = [self._settles[kind].bind(table, ids, token=token)]
+            changes = [
+                self._bind_document(table, outcome.job_id, token, outcome.document)
+                for outcome in outcomes
+                if outcome.document
+            ]
+            changes.append(self._settles[kind].bind(table, ids, token=token))
         else:  # each outcome of another kind has its own time, reason and event
             changes = [
                 statement
@@ -467,6 +515,8 @@ class Claims:
             values |= {"seen": outcome.previous_token, "until": until_ms}
             yield self._undo_take_over.bind(table, ids, **values)
         else:
+            if outcome.document:
+                yield self._bind_document(table, outcome.job_id, outcome.token, outcome.document)
             if kind in (OutcomeKind.RETRY, OutcomeKind.SNOOZE):
                 values["due"] = outcome.due_ms
             yield self._settles[kind].bind(table, ids, **values)
@@ -477,6 +527,39 @@ class Claims:
         yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:
             yield self._letters[database.index].bind(table, outcome.job_id, outcome.error)
+
+    # ---- progress
+
+    def write_documents(
+        self, database: Database, documents: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Writes what handlers have told about running jobs: (job_id, token, document) each.
+
+        One transaction. A row that does not run under its token, or that another transaction has locked, is
+        left as it is.
+        """
+        by_shard: dict[int, list[tuple[int, str, str]]] = defaultdict(list)
+        routing = self._databases.routing
+        for each in documents:
+            by_shard[routing.shard_of_hash(routing_bits_of(each[0]))].append(each)
+
+        def write_unlocked_rows(connection: Connection) -> None:
+            for shard, some in sorted(by_shard.items()):
+                table = database.job_table_name(shard)
+                free, _ = _lock_without_waiting(connection, shard, sorted(it[0] for it in some))
+                changes = [
+                    self._bind_document(table, *each) for each in sorted(some) if each[0] in free
+                ]
+                if changes:
+                    run_statements(connection, changes)
+
+        database.run_transaction(write_unlocked_rows)
+
+    def _bind_document(self, table: str, job_id: int, token: str, document: str) -> Statement:
+        unmarked = remove_alone_mark(token)
+        return self._write_document.bind(
+            table, [job_id], token=token, unmarked=unmarked, document=document
+        )
 
 
 class _GroupSettle(NamedTuple):
@@ -617,6 +700,15 @@ _REPLACE_TOKEN = (
     update(JOB)
     .where(*_RUNS_UNDER_SEEN)
     .values(claim_token=bindparam("token"), gmt_modified=db_now())
+)
+_WRITE_DOCUMENT = (
+    update(JOB)
+    .where(
+        c.job_id.in_(IDS),
+        c.status == int(Status.RUNNING),
+        or_(c.claim_token == bindparam("token"), c.claim_token == bindparam("unmarked")),
+    )
+    .values(result=bindparam("document"), gmt_modified=db_now())
 )
 _SELECT_PRESENT = select(c.job_id).where(c.job_id.in_(IDS))
 _TRY_LOCK = _SELECT_PRESENT.with_for_update(skip_locked=True)

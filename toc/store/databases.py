@@ -193,6 +193,7 @@ class Database:
         self.token = schema.token_table(metadata)
         self.audit = schema.audit_table(metadata)
         self.declared_type = schema.declared_type_table(metadata)
+        self.pause = schema.pause_table(metadata)
         self.webhook = schema.webhook_table(metadata)
         self.arrival = schema.arrival_table(metadata)
         quote = self.engine.dialect.identifier_preparer.quote_identifier

@@ -89,13 +89,15 @@ class DuePages:
         overdue = _overdue_conditions(db_now_plus(-grace_ms), until_ms)
         return self._read_due_page(shard, after, overdue, types, limit)
 
-    def find_overdue_shards(self, grace_ms: Mapping[int, int]) -> set[int]:
-        """The shards with an overdue row of any type. `grace_ms`: by shard.
+    def find_overdue_shards(
+        self, grace_ms: Mapping[int, int], left_out: Collection[int] = ()
+    ) -> set[int]:
+        """The shards with an overdue row of any type but those `left_out`. `grace_ms`: by shard.
 
         The shards must be in one database, and at most SHARDS_PER_QUERY_MAX.
         """
-        # No filter by type: the index does not contain the type, so the statement would have to read all
-        # overdue rows of other services in these shards.
+        # No filter by type where it can be avoided: the index does not contain the type, so the statement has
+        # to read all overdue rows of the types that are left out.
         if not grace_ms:
             return set()
         until_ms = (
@@ -103,8 +105,11 @@ class DuePages:
             .server_clock.statement_bounds()
             .due_ms
         )
+        query = _OVERDUE
+        if left_out:
+            query = query.where(c.type_no.not_in(sorted(left_out)))
         return self._find_shards_with_rows(
-            _OVERDUE,
+            query,
             {shard: {"plus_ms": -ms, "until_ms": until_ms - ms} for shard, ms in grace_ms.items()},
         )
 
@@ -144,7 +149,9 @@ class DuePages:
         if not values:
             return set()
         database = self._databases.database_of_shard(next(iter(values)))
-        compiled = _compile_cached(query, database.engine.dialect)
+        dialect = database.engine.dialect
+        is_fixed = query is _AFTER or query is _OVERDUE
+        compiled = (_compile_cached if is_fixed else CompiledStatement)(query, dialect)
         bits: list[str] = []
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Select, Table, and_, case, func, or_, sele
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
+from toc.domain.result_document import parse_document
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -30,8 +31,9 @@ JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
 _STATUS = {int(status): status for status in Status}
 
 
-def job_from_row(row: Any, biz_type: str) -> Job:
-    """A Job from `JOB_COLUMNS` and the name of its type."""
+def job_from_row(row: Any, biz_type: str, result: str | None = None) -> Job:
+    """A Job from `JOB_COLUMNS`, the name of its type, and the text of the column `result`."""
+    document = parse_document(result)
     return Job(
         job_id=row[0],
         biz_id=row[1] if row[11] is None else row[11],
@@ -45,6 +47,8 @@ def job_from_row(row: Any, biz_type: str) -> Job:
         dedup_key=row[9],
         claimed_ms=row[10],
         tenant=row[12],
+        result=document.result,
+        last_progress=document.progress,
     )
 
 

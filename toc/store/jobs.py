@@ -137,9 +137,12 @@ class Jobs:
     def get(self, job_id: int) -> Job | None:
         """Reads a job by its id; None: there is no such row."""
         shard, database = self._shard_and_database(job_id)
-        query = select(*JOB_COLUMNS).where(c.job_id == job_id)
+        query = select(*JOB_COLUMNS, c.result).where(c.job_id == job_id)
         rows = database.select(query, shard)
-        return job_from_row(rows[0], self.type_name(rows[0].type_no, database)) if rows else None
+        if not rows:
+            return None
+        row = rows[0]
+        return job_from_row(row, self.type_name(row.type_no, database), row.result)
 
     def find(
         self,
@@ -157,10 +160,14 @@ class Jobs:
         conditions = _business_conditions(business, type_no, dedup_key)
         if before_id is not None:
             conditions.append(c.job_id < before_id)
-        query = select(*JOB_COLUMNS).where(*conditions).order_by(c.job_id.desc()).limit(limit)
+        query = (
+            select(*JOB_COLUMNS, c.result).where(*conditions).order_by(c.job_id.desc()).limit(limit)
+        )
         database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
-        return [job_from_row(row, self.type_name(row.type_no, database)) for row in rows]
+        return [
+            job_from_row(row, self.type_name(row.type_no, database), row.result) for row in rows
+        ]
 
     def live_ids_of_business(
         self, shard: int, business: BusinessId, type_no: int | None, dedup_key: str | None

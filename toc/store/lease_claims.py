@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from toc.store.claims import ClaimedRow, Claims
 from toc.store.databases import Database
-from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
+from toc.store.verb import Executor, StatementResult, Verb
 
 
 class ClaimForConsumer(NamedTuple):
@@ -24,14 +24,6 @@ class ClaimForConsumer(NamedTuple):
 
 class LeaseClaims(Claims):
     """Workers' statements, and claims for several consumers at once."""
-
-    def read_rows(
-        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
-    ) -> dict[int, ClaimedRow]:
-        """Reads rows by id, whatever their status; an id without a row is left out. Changes nothing."""
-        selects = self._selects_of_shards(database, ids_by_shard)
-        results = database.run_read(lambda connection: run_statements(connection, selects))
-        return self._to_rows(results)
 
     def claim_for_consumers(
         self, database: Database, wanted: Sequence[ClaimForConsumer], now_ms: int | None
@@ -71,12 +63,3 @@ class LeaseClaims(Claims):
         return database.run_verb(
             Verb(claims, self._selects_of_shards(database, together), read_answer)
         )
-
-    def _selects_of_shards(
-        self, database: Database, ids_by_shard: Mapping[int, Sequence[int]]
-    ) -> list[Statement]:
-        parts = [
-            (database.job_table_name(shard), sorted(ids))
-            for shard, ids in sorted(ids_by_shard.items())
-        ]
-        return self._row_selects(parts, database.server_clock.statement_bounds())

@@ -235,6 +235,25 @@ def declared_type_table(metadata: MetaData) -> Table:
     )
 
 
+def pause_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_pause",
+        metadata,
+        Column("target", ascii_varchar(80), primary_key=True),
+        Column("version", Integer, primary_key=True, autoincrement=False),
+        Column("settings", utf8_text(), nullable=False),
+        Column("changed_time", DatetimeAsMillis, nullable=False),
+        Column("change_id", ascii_varchar(32), nullable=False),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text()),
+        Column("copied", SmallInteger, nullable=False),
+        Column("peak_per_min", Integer, nullable=False),
+        # The server writes the account of the connection here, as in toc_event.
+        Column("account", utf8_varchar(288), server_default=FetchedValue()),
+        **_TABLE_OPTIONS,
+    )
+
+
 def arrival_table(metadata: MetaData) -> Table:
     return Table(
         "toc_arrival",

@@ -6,7 +6,7 @@ center.schedule(42, timedelta(minutes=30))
 clock.advance(timedelta(minutes=30))     # now it is due, for MySQL and Redis too
 
 Each client and each handler process writes a Journal; `check` reads them and says whether toc kept its
-promises (docs/how-to/testing.md).
+promises (docs/how-to/testing.md). `check_sink` checks a sink of your own (docs/how-to/sinks.md).
 """
 
 from toc.testing.checker import check
@@ -30,6 +30,7 @@ from toc.testing.history import (
 )
 from toc.testing.judge import Rules
 from toc.testing.report import FaultEffects, Kind, Lateness, Problem, Report
+from toc.testing.sinks import check_sink
 
 __all__ = [
     "CancelAnswered",
@@ -53,6 +54,7 @@ __all__ = [
     "Tail",
     "TestClock",
     "check",
+    "check_sink",
     "read",
     "rows",
 ]

@@ -14,7 +14,10 @@ from toc.timer.redis_nodes import Client, RedisCommand, RedisNodes
 
 __all__ = ["NAMES", "UNAVAILABLE", "Client", "LuaScripts", "ScriptCall"]
 
-NAMES = ("arm", "load_page", "pop", "ack", "put_back", "heads", "marks", "sizes")
+NAMES = (
+    "arm", "load_page", "pop", "ack", "put_back", "heads", "marks", "sizes",
+    "limit_take", "limit_hold", "limit_release", "limit_use",
+)  # fmt: skip
 
 
 class ScriptCall(NamedTuple):

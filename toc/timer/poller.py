@@ -21,6 +21,7 @@ from redis.exceptions import ResponseError
 from toc.domain.ids import SEQUENCE_BITS, routing_bits_of
 from toc.domain.routing import Routing, slot_of_hash
 from toc.errors import TimerUnavailable
+from toc.runtime.admission import Admission
 from toc.runtime.clock import Clock
 from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox, Service
@@ -39,7 +40,8 @@ class Poller(Service):
     """Pops the slots that `set_slots` names; none before the first call.
 
     `inboxes`: the claim stage of each database that has jobs in these slots. `paused()`: True makes it pop
-    nothing; the scanner finds the jobs meanwhile.
+    nothing; the scanner finds the jobs meanwhile. `admission()`: what to ask before a pop, if the topic is
+    restricted now: jobs that may not run now are not popped.
     """
 
     def __init__(
@@ -56,8 +58,12 @@ class Poller(Service):
         pop_max: int,
         stay_ms: int,
         paused: Callable[[], bool],
+        admission: Callable[[], Admission | None] = lambda: None,
     ) -> None:
         super().__init__(name)
+        self._admission = admission
+        self.on_wake: Callable[[], None] | None = None
+        """Called when the poller is woken, if other code runs its steps."""
         self._reminders, self._topic, self._slot_amount = reminders, topic, slot_amount
         self._permits, self._inboxes = permits, inboxes
         self._routing, self._clock, self._paused = routing, clock, paused
@@ -71,6 +77,17 @@ class Poller(Service):
         self._deputy_slots: frozenset[int] = frozenset()
         self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
         self._reported_heads: deque[tuple[int, float]] = deque(maxlen=100_000)
+
+    def wake(self) -> None:
+        super().wake()
+        if self.on_wake is not None:
+            self.on_wake()
+
+    def take_wake(self) -> bool:
+        """Whether the poller was woken since the last call; for code that runs its steps."""
+        was_woken = self._wake.is_set()
+        self._wake.clear()
+        return was_woken
 
     def set_slots(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
         """Replaces the slots to pop, own and deputised ones, from the next step on. Any thread."""
@@ -109,22 +126,61 @@ class Poller(Service):
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         wanted = sum(self._pop_sizes[slot] for slot in due)
+        admission = self._admission()
+        if admission is not None:
+            return self._pop_admitted(admission, due, wanted, now_s)
         permits, open_ = self._permits.take_permits_in_each_database(self._inboxes.keys(), wanted)
         if not permits:
             return NO_PERMITS_S
+        self._pop_due_slots(due, permits, open_, now_s, None)
+        return 0
+
+    def _pop_admitted(
+        self, admission: Admission, due: Sequence[int], wanted: int, now_s: float
+    ) -> float:
+        """Pops due slots of a restricted topic, as far as jobs are admitted and there are permits."""
+        admitted = admission.admit(wanted)
+        if not admitted:
+            return admission.retry_after_s()
+        unused = admitted
+        try:
+            permits, open_ = self._permits.take_permits_in_each_database(
+                self._inboxes.keys(), admitted
+            )
+            if not permits:
+                return NO_PERMITS_S
+            unused -= self._pop_due_slots(due, permits, open_, now_s, admission)
+        finally:
+            if unused:
+                admission.return_unused(unused)
+        return 0
+
+    def _pop_due_slots(
+        self,
+        due: Sequence[int],
+        permits: int,
+        open_: Collection[int],
+        now_s: float,
+        admission: Admission | None,
+    ) -> int:
+        """Pops due slots and sends the ids to the claim stages; returns how many ids."""
         unused = dict.fromkeys(open_, permits)
+        sent = 0
         try:
             popped, time_ms = self._pop_slots(self._pop_counts_by_slot(due, permits))
             for database, ids in self._group_ids_by_database(popped).items():
                 carried = sum(map(len, ids.values())) if database in unused else 0
                 if carried:
                     unused[database] -= carried
-                self._send_to_claim_stage(database, ids, time_ms, now_s, carried)
+                sent += carried
+                self._send_to_claim_stage(
+                    database, ids, time_ms, now_s, carried, admission if carried else None
+                )
         finally:
             # Permits come back before the claims, so that other fetchers can use these permits meanwhile.
             for database, left in unused.items():
                 self._permits.return_permits(database, left)
-        return 0
+        return sent
 
     def _every_database_has_unanswered_claim(self) -> bool:
         """Whether each database of this poller has a batch whose claim is not answered yet."""
@@ -138,6 +194,7 @@ class Poller(Service):
         time_ms: int,
         found_s: float,
         permits: int,
+        admission: Admission | None,
     ) -> None:
         """Puts ids into the claim stage of their database; `time_ms`: the latest of the servers' times."""
         answer = BatchClaimAnswer(self.wake)
@@ -147,6 +204,7 @@ class Poller(Service):
             JobBatch(
                 self._topic, ids, time_ms, found_s,
                 popped=True, shared=shared, permits=permits, answer=answer,
+                admissions=_admissions_of_ids(ids, admission),
             )
         )  # fmt: skip
 
@@ -244,3 +302,12 @@ class Poller(Service):
             shard = self._routing.shard_of_hash(routing_bits_of(job_id))
             by_database[self._routing.database_index(shard)][shard].append(job_id)
         return by_database
+
+
+def _admissions_of_ids(
+    ids: Mapping[int, Sequence[int]], admission: Admission | None
+) -> dict[int, Admission]:
+    """The admission of each id; none for an unrestricted topic."""
+    if admission is None:
+        return {}
+    return {job_id: admission for some in ids.values() for job_id in some}

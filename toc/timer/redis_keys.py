@@ -27,3 +27,15 @@ def marks_key(namespace: str, topic: str, slot: int) -> str:
 def wakeup_channel(namespace: str, topic: str) -> str:
     """The channel on which new heads of a topic's slots are published as "slot due_ms time_ms"."""
     return f"wake_{namespace}:{topic}"
+
+
+def limit_keys(namespace: str, biz_type: str) -> tuple[str, str]:
+    """The state of a type's limits, and its partitions in use; all keys of a type are on one node."""
+    tag = f"{{{namespace}:{biz_type}}}"
+    return f"limit_{tag}", f"limit_in_use_{tag}"
+
+
+def limit_partition_keys(namespace: str, biz_type: str, partition: str) -> tuple[str, str]:
+    """The bucket and the holders of a partition of a type."""
+    tag = f"{{{namespace}:{biz_type}}}"
+    return f"limit_bucket_{tag}:{partition}", f"limit_holders_{tag}:{partition}"

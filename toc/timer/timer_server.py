@@ -112,6 +112,10 @@ class TimerServer:
             if not isinstance(answer, Exception)
         ]
 
+    def call_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Calls scripts that belong to no slot; a failed call has its error in place of its answer."""
+        return self._checked_scripts().call_scripts(calls)
+
     # ---- inside
 
     def _call_reading_script(

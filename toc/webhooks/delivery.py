@@ -35,12 +35,13 @@ class DeliveryFailedError(Exception):
 class ReceiverAnswer:
     """An answer of a receiver. `snippet`: the beginning of a failure's body, as one safe line.
 
-    retry_after: the header's text; None: there is none.
+    retry_after: the header's text; None: there is none. start: the first bytes of the body.
     """
 
     status: int
     snippet: str
     retry_after: str | None
+    start: bytes = b""
 
     @property
     def is_success(self) -> bool:
@@ -138,6 +139,7 @@ class DestinationClient:
             response.status,
             "" if is_success else make_snippet(start),
             _find_header(response.headers, b"retry-after"),
+            start,
         )
 
     async def _take_connection(self) -> httpcore.AsyncHTTPConnection:

@@ -14,16 +14,32 @@ import asyncio
 import random
 from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from toc.runtime.clock import Clock
-from toc.runtime.setting_groups import WebhookSettings
+from toc.runtime.setting_groups import WorkerSettings
 
 QUEUE_S_MAX = 1.0  # a request waits for its turn in the process only if the turn comes so soon
 WAIT_S_MIN = 1.0
 _SPREAD = 0.25  # waits are longer by a random part of this, so that jobs do not all return at once
 _NEWEST_WEIGHT = 0.1  # of the newest request in the mean duration of requests
 _MEAN_S_MIN = 0.001
+_SHARE_OF_TASKS = 0.75  # the rest is for requests that wait, and for other handlers
+
+
+class GateSettings(Protocol):
+    """The settings of a destination's turns: those of `[webhooks]`, or of a sink."""
+
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def failures_max(self) -> int: ...
+    @property
+    def open_s(self) -> float: ...
+    @property
+    def open_s_max(self) -> float: ...
+    @property
+    def wait_s_max(self) -> float: ...
 
 
 class MustWaitError(Exception):
@@ -51,6 +67,12 @@ class HandlerShares:
         self._tasks_max = tasks_max
         self.active = 0
 
+    @classmethod
+    def of_worker(cls, worker: WorkerSettings) -> HandlerShares:
+        """The shares of three quarters of a worker's tasks for `async def` handlers."""
+        tasks = min(worker.async_concurrency, worker.queue_max)
+        return cls(max(1, int(tasks * _SHARE_OF_TASKS)))
+
     def share_of(self, *, is_active: bool) -> int:
         """The tasks of one destination, which counts as active from now on."""
         return max(1, self._tasks_max // max(1, self.active + (not is_active)))
@@ -60,7 +82,7 @@ class DestinationGate:
     """The turns of one destination. To be used on one event loop; `rng` varies the waits."""
 
     def __init__(
-        self, settings: WebhookSettings, shares: HandlerShares, clock: Clock, rng: random.Random
+        self, settings: GateSettings, shares: HandlerShares, clock: Clock, rng: random.Random
     ) -> None:
         self._settings, self._shares, self._clock, self._rng = settings, shares, clock, rng
         self._running = 0

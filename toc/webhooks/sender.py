@@ -7,17 +7,14 @@ retry policy. A job waits, without an attempt, while its destination is disabled
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from toc.domain.job import Job
-from toc.domain.times import datetime_of
 from toc.domain.webhook_urls import WebhookUrl
 from toc.errors import StoreUnavailable
 from toc.handlers.verdicts import Retry, Snooze
@@ -38,6 +35,7 @@ from toc.webhooks.delivery import (
 from toc.webhooks.destinations import Destination, Destinations, Unusable, url_rules_of
 from toc.webhooks.gate import DestinationGate, HandlerShares, MustWaitError
 from toc.webhooks.guarded_network import NameResolver, Resolve
+from toc.webhooks.message_body import make_body
 from toc.webhooks.signing import signature_headers
 
 log = logging.getLogger(__name__)
@@ -49,9 +47,6 @@ READY_S_MAX, READY_POLL_S = (
     0.05,
 )  # how long a handler waits for the first read of the destinations
 NOT_READY_WAIT_S = 5.0  # how long a job waits if no database has answered until then
-_SHARE_OF_TASKS = (
-    0.75  # of worker.async_concurrency: the rest is for requests that wait, and other handlers
-)
 _GONE = 410
 _UNHEALTHY = (408, 425, 429)
 _PAUSING = (429, 503)
@@ -68,7 +63,8 @@ class _Connections:
 class WebhookSender:
     """Sends the jobs of a worker. Its handlers run on one event loop; `start` and `close` from any thread.
 
-    `actor`: the name of this process in events. `resolve`: how names are looked up.
+    `actor`: the name of this process in events. `resolve`: how names are looked up. `shares`: of the handler
+    tasks, if other sinks of the process take their share of the same ones.
     """
 
     def __init__(
@@ -79,11 +75,11 @@ class WebhookSender:
         rng: random.Random,
         actor: str,
         resolve: Resolve | None = None,
+        shares: HandlerShares | None = None,
     ) -> None:
         self._settings, self._clock, self._rng, self._actor = settings.webhooks, clock, rng, actor
         worker = settings.worker
-        tasks = min(worker.async_concurrency, worker.queue_max)
-        self._shares = HandlerShares(max(1, int(tasks * _SHARE_OF_TASKS)))
+        self._shares = shares or HandlerShares.of_worker(worker)
         # A request ends before a lease would, even if the lease is not renewed.
         self._total_s = min(self._settings.total_s, worker.lease_s - worker.lease_margin_s)
         self.destinations = Destinations(databases, self._settings)
@@ -277,24 +273,6 @@ class WebhookSender:
         self._connections.clear()
         if isinstance(self._resolve, NameResolver):
             self._resolve.close()
-
-
-def make_body(job: Job) -> bytes:
-    """The body of a request. Ids are texts: JavaScript cannot read integers of 63 bits."""
-    data: dict[str, Any] = {
-        "job_id": str(job.job_id),
-        "biz_id": str(job.biz_id),
-        "attempt": job.attempts,
-        "key": job.dedup_key,
-        "tenant": job.tenant,
-        "payload": job.attribute,
-    }
-    body = {"type": job.biz_type, "timestamp": _iso_utc(job.action_ms), "data": data}
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-
-
-def _iso_utc(ms: int) -> str:
-    return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _is_answer_of_healthy_receiver(status: int) -> bool:

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 
+from toc.domain.result_document import encode_document
+from toc.handlers.verdicts import Done
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import FinishedRun, JobRun
-from toc.worker.outcome import outcome_for_giving_back, outcome_of_run
+from toc.worker.outcome import outcome_for_giving_back, outcome_of_run, result_within_limit
 from toc.worker.run_log import RunLog
 
 log = logging.getLogger(__name__)
@@ -30,9 +32,10 @@ class AttemptHooks:
     """Starts and ends attempts for the handler pool. `settlers`: the settle stage of each database."""
 
     def __init__(self, context: WorkerContext, settlers: Sequence[Inbox[FinishedRun]]) -> None:
-        self._context, self._settlers = context, settlers
+        self._context, self._settlers, self._gate = context, settlers, context.process.gate
         self._clock = context.process.clock
         self._settings = context.process.settings.worker
+        self._result_bytes_max = context.process.settings.limits.result_bytes
         self._snooze_ms_min = round(self._settings.snooze_s_min * 1000)
         self._log = RunLog(self._clock, tracebacks=self._settings.tracebacks_per_minute)
 
@@ -47,22 +50,31 @@ class AttemptHooks:
         needed_s = held_s + self._settings.lease_margin_s
         left_s = run.lease_left_s(now_s, self._clock.wall_ms())
         is_too_late = left_s < needed_s  # guard: enough-lease-to-start
+        # A run may start again after its batch has failed; it may have lost its claim meanwhile.
+        is_too_late = is_too_late or run.control.is_lost
         waited_s = now_s - run.queued_s
-        if waited_s > self._settings.queue_wait_s:
+        is_again = run.started_s > 0  # alone, after its batch has failed
+        if waited_s - run.spec.batch_wait_s > self._settings.queue_wait_s and not is_again:
             # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
-        if self._context.permits.closed or is_too_late:
+        is_paused = self._gate.is_closed(run.job.biz_type) and not run.has_pass
+        if self._context.permits.closed or is_too_late or is_paused:
             self._send_to_settler(run, outcome_for_giving_back(run))
             return False
         run.started_s = now_s
         _fired_counter(run.job.biz_type).inc()
+        self._log.log_handler_start(run)
+        if is_again:
+            return True
         if run.job.attempts == 1:
-            metrics.LATENESS.observe(run.lateness_s(now_s))
+            lateness = metrics.LATENESS
+            if self._gate.is_held_back(run.job.biz_type, run.job.action_ms):
+                lateness = metrics.LATENESS_PAUSED
+            lateness.observe(run.lateness_s(now_s))
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
         _QUEUE_STAGE.observe(waited_s)
-        self._log.log_handler_start(run)
         return True
 
     def settle_result(self, run: JobRun, result: object) -> None:
@@ -82,7 +94,17 @@ class AttemptHooks:
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)
             )
         self._log.log_handler_end(run, result, outcome, now_ms, now_s - run.started_s)
+        if isinstance(result, Done) or run.control.progress is not run.control.written_progress:
+            outcome = outcome._replace(document=self._make_document(run, result, outcome))
         self._send_to_settler(run, outcome)
+
+    def _make_document(self, run: JobRun, result: object, outcome: Outcome) -> str:
+        """The text for the column `result`: the last progress, and the result of a job that is done."""
+        text = None
+        if isinstance(result, Done) and outcome.kind is OutcomeKind.DONE:
+            text = result_within_limit(result.result_json, self._result_bytes_max, run.job)
+        progress = run.control.progress
+        return "" if text is None and progress is None else encode_document(progress, text)
 
     def _send_to_settler(self, run: JobRun, outcome: Outcome) -> None:
         self._settlers[run.database].enqueue(FinishedRun(run, outcome))

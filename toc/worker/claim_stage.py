@@ -1,22 +1,23 @@
 """The claim stage: claims the batches that fetchers put, and sends each id on by the result of its claim.
 
-Each database has claim stages of its own, so that a database that hangs delays no other database. A rate
-limiter, or a pause of a type, belongs before a stage's inbox: the limiter keeps a batch, with the batch's
-permits, until the batch may go on.
+Each database has claim stages of its own, so that a database that hangs delays no other database. Rows of
+held types (ADR 44) that were popped from a topic of several types are not claimed: their reminders move to
+the hold topic of the type.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
+from toc.domain.pauses import HOLD_TOPIC_PREFIX, hold_topic_of
 from toc.domain.retry_policies import unhandled_delay_ms
-from toc.errors import SchemaMismatch, is_away
+from toc.errors import SchemaMismatch, TimerUnavailable, is_away
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch
 from toc.runtime.log_throttle import LogThrottle
@@ -28,6 +29,7 @@ from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack, AckSender
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import JobRun, RunMaker
+from toc.worker.limited_batch import BatchStarts
 from toc.worker.row_corrections import GiveBackJobs, RowCorrection
 from toc.worker.take_over import SuspectJob
 
@@ -110,6 +112,7 @@ class ClaimStage(Service):
                 raise
         finally:
             permits.return_permits(index, one.permits_left)
+            one.return_unused_admissions()
             if batch.answer is not None:
                 batch.answer.set_answer(claimed, failure)
 
@@ -128,7 +131,12 @@ class BatchClaim:
         self._context, self._database, self._outlets = context, database, outlets
         self._batch, self._log_throttle = batch, log_throttle
         self._handlers, self._outages = context.handlers, context.permits.outages
+        self._gate = context.process.gate
+        self._is_own_topic = batch.topic.startswith(HOLD_TOPIC_PREFIX)
         self.permits_left = batch.permits
+        # Of the ids that have not become runs.
+        self._admissions = dict(batch.admissions)
+        self._starts: BatchStarts | None = None
 
     def claim_batch(self) -> int:
         """Claims the batch; returns how many jobs will run. Raises StoreUnavailable, the ids given back."""
@@ -139,6 +147,46 @@ class BatchClaim:
             return 0
         self._handlers.refresh_handlers()
         self._token, self._asked = self._context.new_claim_token(), self._context.read_clocks()
+        limited = self._limited_ids(batch)
+        if not limited:
+            return self._claim_admitted(batch)
+        limits = self._context.process.limits
+        assert limits is not None  # noqa: S101 - the ids have limits
+        self._starts = BatchStarts(self._context, limits, self._database, self._token)
+        try:
+            batch = self._without_refused_ids(batch, limited)
+            return self._claim_admitted(batch) if batch.ids else 0
+        finally:
+            self._starts.return_unused()
+
+    def _limited_ids(self, batch: JobBatch) -> Collection[int]:
+        """The ids of the batch whose types have limits; a scanner's types are known by their admissions."""
+        limits = self._context.process.limits
+        if limits is None or not limits.limited_types:
+            return ()
+        if not batch.popped:
+            return frozenset(batch.job_ids) if batch.has_pass else batch.admissions.keys()
+        is_limited = batch.topic.removeprefix(HOLD_TOPIC_PREFIX) in limits.limited_types
+        return frozenset(batch.job_ids) if self._is_own_topic and is_limited else ()
+
+    def _without_refused_ids(self, batch: JobBatch, limited: Collection[int]) -> JobBatch:
+        """The batch with the ids that their limits admit; the other ids go on or back to the timer.
+
+        Raises StoreUnavailable, the ids given back.
+        """
+        assert self._starts is not None  # noqa: S101 - see the caller
+        try:
+            split = self._starts.split_batch(batch, limited)
+        except Exception:
+            self._give_back_unanswered_batch(batch)
+            raise
+        if split.others:
+            self._route_by_claim_result(replace(batch, ids=split.others), split.rows)
+        if batch.popped:
+            self._outlets.acks.send_acks(split.refused)
+        return replace(batch, ids=split.admitted)
+
+    def _claim_admitted(self, batch: JobBatch) -> int:
         try:
             seen = self._claim_in_database(batch)
         except Exception as error:
@@ -190,8 +238,9 @@ class BatchClaim:
 
     def _claim_in_database(self, batch: JobBatch) -> dict[int, ClaimedRow]:
         seen = self._context.claims.claim_jobs(
-            self._database, batch.ids, self._token, batch.time_ms
-        )
+            self._database, batch.ids, self._token, batch.time_ms,
+            "claim closed" if batch.has_pass else "claim" if self._is_own_topic else "leave",
+        )  # fmt: skip
         self._outages.record_answer(self._database.index)
         return seen
 
@@ -239,12 +288,15 @@ class BatchClaim:
     def _route_by_claim_result(self, batch: JobBatch, seen: Mapping[int, ClaimedRow]) -> int:
         """Sends each id once to the stage for its claim result; returns how many jobs will run."""
         maker = RunMaker(
-            self._context, self._database, self._token, batch.found_s, self._asked, batch.time_ms
-        )
+            self._context, self._database, self._token, batch.found_s, self._asked, batch.time_ms,
+            batch.topic if self._is_own_topic else "",
+        )  # fmt: skip
         runs: list[JobRun] = []
         without_handler: list[int] = []
         acks: list[Ack] = []
         new_types: dict[int, list[int]] = {}
+        held = self._gate.held_types if batch.popped and not self._is_own_topic else {}
+        moved: dict[str, list[Reminder]] = {}
         each_once = [
             # An id that is listed twice would run twice, since both have the same token.
             (shard, job_id)
@@ -259,6 +311,9 @@ class BatchClaim:
             )
             if row is None or row.due_ms is None or result is ClaimResult.FORGET:
                 acks.append(Ack(batch.topic, job_id, None))
+            elif row.type_no in held and result is not ClaimResult.RUN:
+                topic = self._hold_topic_of(held[row.type_no])
+                moved.setdefault(topic, []).append(Reminder(row.due_ms, job_id))
             elif result is ClaimResult.RUN and spec is not None:
                 runs.append(maker.make_run(row, spec))
             elif result is ClaimResult.RUN:
@@ -274,6 +329,7 @@ class BatchClaim:
                 acks.append(self._make_put_back_ack(batch, row, row.due_ms, result))
         self._send_runs_to_pool(runs)
         self._give_back_jobs(without_handler)
+        acks += self._move_to_hold_topics(moved)
         if batch.popped:
             # Acks are sent before the permits come back, so that permits bound the popped ids.
             self._outlets.acks.send_acks(acks)
@@ -286,22 +342,62 @@ class BatchClaim:
         try:
             return again.claim_batch()
         finally:
-            self.permits_left = again.permits_left
+            self.permits_left, self._admissions = again.permits_left, again._admissions
 
     def _send_runs_to_pool(self, runs: Sequence[JobRun]) -> None:
         jobs = len(runs)
+        if self._starts is not None:
+            self._starts.note_runs(runs)
         self._context.permits.add_jobs_in_flight(self._database.index, jobs, permits=jobs)
         self.permits_left -= jobs
         if not self._batch.popped:
             metrics.RESCUED.inc(jobs)
         for run in runs:
+            if self._admissions:
+                run.admission = self._admissions.pop(run.job.job_id, None)
+            run.has_pass = self._batch.has_pass
             self._outlets.runs.enqueue(run)
+
+    def _hold_topic_of(self, biz_type: str) -> str:
+        """Where the reminders of a held type wait: a pull type has a topic of its own already."""
+        settings = self._context.process.settings
+        if biz_type in settings.pull_types.names:
+            return settings.topic_of_biz_type(biz_type)
+        return hold_topic_of(biz_type)
+
+    def _move_to_hold_topics(self, moved: Mapping[str, Sequence[Reminder]]) -> list[Ack]:
+        """Puts reminders into hold topics, at the due times of their rows; returns the acks of the old ones.
+
+        A reminder that cannot be put there stays in the PrepareQueue, and returns after its stay.
+        """
+        acks: list[Ack] = []
+        reminders = self._context.process.reminders
+        for topic, some in moved.items():
+            if reminders is None or topic == self._batch.topic:
+                continue
+            try:
+                reminders.put_back(topic, some)
+            except TimerUnavailable as error:
+                text = "reminders of paused or limited jobs do not move to topic %s yet: %s"
+                self._log_throttle.warning("move", text, topic, error)
+            else:  # only now, so that no reminder is lost
+                acks += [Ack(self._batch.topic, each.job_id, None) for each in some]
+        return acks
+
+    def return_unused_admissions(self) -> None:
+        """Returns the admissions of ids that have not become runs."""
+        if self._admissions:
+            for admission, count in Counter(self._admissions.values()).items():
+                admission.return_unused(count)
 
     def _make_put_back_ack(
         self, batch: JobBatch, row: ClaimedRow, due_ms: int, result: ClaimResult
     ) -> Ack:
         """The ack that puts back the reminder of a job that does not run now."""
         now_ms = batch.time_ms or 0
+        spec = self._handlers.handler_spec_of(row.type_no)
+        if spec is not None and self._gate.is_closed(spec.biz_type):  # paused since the pop
+            return Ack(batch.topic, row.job_id, Reminder(due_ms, row.job_id))
         if result is ClaimResult.UNHANDLED:
             self._handlers.warn_no_handler(row.type_no, self._database)
             back = Reminder(now_ms + unhandled_delay_ms(now_ms - due_ms), row.job_id)

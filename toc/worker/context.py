@@ -7,20 +7,24 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from toc.limits.limits import Limits
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.claims import Claims
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.timer.reminders import Reminder, Reminders
+from toc.worker.gate import Gate
 from toc.worker.handler_table import HandlerTable
 from toc.worker.job_run import ClockReading
 from toc.worker.permits import Permits
+from toc.worker.progress_signal import ProgressSignal
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """The parts of a node. `name`: "host:pid". `reminders` is None if the node has no timer."""
+    """The parts of a node. `name`: "host:pid". `reminders` is None if the node has no timer. `gate`: says
+    which types may be claimed now; the default one is open. `limits`: of the types; None: there are none."""
 
     name: str
     settings: Settings
@@ -29,6 +33,8 @@ class ProcessContext:
     databases: Databases
     database_metadata: DatabaseMetadata
     reminders: Reminders | None
+    gate: Gate = field(default_factory=Gate)
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class WorkerContext:
     claims: Claims
     handlers: HandlerTable
     permits: Permits
+    progress_signal: ProgressSignal = field(default_factory=ProgressSignal)
     _sequence: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def new_claim_token(self) -> str:

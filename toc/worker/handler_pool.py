@@ -5,30 +5,35 @@ is started so that other jobs still run; the job of the stuck handler is settled
 When the job's lease is over, another claim may take the job; the database then refuses the late outcome by
 its token.
 
-A consumer in another process would take the place of this stage, which is an `Inbox[JobRun]`; a handler that
-takes many jobs at once would take several runs from the queue here.
+A batch handler gets many jobs in one call: `handler_batch` says which. A consumer in another process would
+take the place of this stage, which is an `Inbox[JobRun]`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from toc.domain.job import Job
 from toc.handlers.current_job import running_job
 from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
+from toc.worker.handler_batch import BatchCollector, BatchEnds, HandlerBatch, HandlerCall
 from toc.worker.job_run import CancelledByShutdown, JobRun, result_or_type_error
 
 log = logging.getLogger(__name__)
 
 OnFinished = Callable[[JobRun, object], None]
 """Called once per started run with what the handler returned or raised."""
+OnCallEnd = Callable[[HandlerCall, object], None]
+"""Called once per call of a handler with what it returned or raised."""
 
 WATCH_S = 0.5
 CANCEL_S = 1.0  # how long cancelled tasks may take to end when the process ends
@@ -45,13 +50,24 @@ class RunningHandlers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # By key: the run, and since when by the monotonic clock.
-        self._running: dict[int, tuple[JobRun, float]] = {}
+        # By key: the call, and since when by the monotonic clock.
+        self._running: dict[int, tuple[HandlerCall, float]] = {}
         self._stuck: set[int] = set()
+        # By the id() of the run: runs of failed batches that wait to run alone. Their leases are renewed.
+        self._between: dict[int, JobRun] = {}
 
-    def record_start(self, key: int, run: JobRun, allowance_s: float = 0.0) -> None:
+    def record_start(self, key: int, call: HandlerCall, allowance_s: float = 0.0) -> None:
         """Records that a handler starts; it is stuck after its timeout plus `allowance_s`."""
-        self._running[key] = (run, self._clock.monotonic_s() + allowance_s)
+        self._running[key] = (call, self._clock.monotonic_s() + allowance_s)
+
+    def record_between(self, run: JobRun) -> None:
+        """Records that the batch of a run has failed, and that the run will start again, alone."""
+        run.started_s = math.inf  # it has not begun: its lease is renewed until it has
+        self._between[id(run)] = run
+
+    def end_between(self, run: JobRun) -> None:
+        """Records that a run starts alone, or is given back."""
+        self._between.pop(id(run), None)
 
     def record_end(self, key: int) -> bool:
         """Records that a handler has ended; True: the handler was stuck."""
@@ -66,15 +82,17 @@ class RunningHandlers:
     def is_handler_running(self, key: int | None) -> bool:
         return key in self._running
 
-    def find_newly_stuck(self) -> Iterator[tuple[JobRun, int]]:
+    def find_newly_stuck(self) -> Iterator[tuple[HandlerCall, int]]:
         """Yields each handler that became stuck since the last call, and the number that are stuck by now."""
         now_s = self._clock.monotonic_s()
-        for key, (run, since_s) in list(self._running.items()):
-            if key in self._stuck or now_s - since_s <= run.timeout_s:
+        for key, (call, since_s) in list(self._running.items()):
+            if key in self._stuck or now_s - since_s <= call.timeout_s:
                 continue
+            job = call.runs[0].job
             log.warning(
-                "handler of %s runs beyond its timeout of %g s (job %d): its thread is counted as stuck",
-                run.job.biz_type, run.timeout_s, run.job.job_id,
+                "handler of %s runs beyond its timeout of %g s (job %d%s): its thread is counted as stuck",
+                job.biz_type, call.timeout_s, job.job_id,
+                f" and {len(call.runs) - 1} more" if len(call.runs) > 1 else "",
             )  # fmt: skip
             with self._lock:
                 if key not in self._running:
@@ -82,11 +100,14 @@ class RunningHandlers:
                 self._stuck.add(key)
                 count = len(self._stuck)
                 metrics.HANDLERS_STUCK.set(count)
-            yield run, count
+            yield call, count
 
     def runs_of_database(self, database: int) -> list[JobRun]:
-        """The runs of one database whose handlers run at this moment."""
-        return [run for run, _ in list(self._running.values()) if run.database == database]
+        """The runs of one database whose handlers run at this moment, or run again soon."""
+        calls = [call for call, _ in list(self._running.values())]
+        runs = [run for call in calls for run in call.runs]
+        runs += list(self._between.values())
+        return [run for run in runs if run.database == database]
 
     @property
     def stuck_count(self) -> int:
@@ -97,7 +118,14 @@ class RunningHandlers:
     def stuck_job_ids(self) -> set[int]:
         """The ids of jobs whose handlers are stuck."""
         with self._lock:
-            return {self._running[key][0].job.job_id for key in self._stuck}
+            calls = [self._running[key][0] for key in self._stuck]
+        return {run.job.job_id for call in calls for run in call.runs}
+
+    @property
+    def stuck_job_count(self) -> int:
+        """How many jobs have a handler that is stuck."""
+        with self._lock:
+            return sum(len(self._running[key][0].runs) for key in self._stuck)
 
 
 class AsyncHandlerRunner:
@@ -111,8 +139,8 @@ class AsyncHandlerRunner:
     def __init__(
         self,
         running: RunningHandlers,
-        may_start: Callable[[JobRun], bool],
-        finish: OnFinished,
+        may_start: Callable[[HandlerCall], bool],
+        finish: OnCallEnd,
         tasks_max: int,
     ) -> None:
         self._running, self._may_start, self._finish = running, may_start, finish
@@ -123,16 +151,16 @@ class AsyncHandlerRunner:
         self._task_slots: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()  # not started yet
-        self._started: dict[int, asyncio.Task[None]] = {}  # by the id() of the run
+        self._started: dict[int, asyncio.Task[None]] = {}  # by the id() of the call
         self._cancelled: set[asyncio.Task[None]] = set()  # because the process ends
         self.closers: list[Callable[[], Awaitable[None]]] = []
         """Called on the loop before it ends: they close what belongs to the loop, as connections."""
 
-    def enqueue(self, run: JobRun, /) -> None:
-        self._ensure_event_loop().call_soon_threadsafe(self._spawn_handler_task, run)
+    def enqueue(self, call: HandlerCall, /) -> None:
+        self._ensure_event_loop().call_soon_threadsafe(self._spawn_handler_task, call)
 
     def give_back_waiting_runs(self) -> None:
-        """Passes each waiting run to `may_start`, which gives the job back."""
+        """Passes each waiting call to `may_start`, which gives the jobs back."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._waiting])
 
@@ -140,14 +168,14 @@ class AsyncHandlerRunner:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    def cancel_handler(self, run: JobRun) -> None:
-        """Cancels the handler of a run, if it still runs. Any thread."""
+    def cancel_handler(self, call: HandlerCall) -> None:
+        """Cancels a call of a handler, if it still runs. Any thread."""
         if self.loop is not None:
             with suppress(RuntimeError):  # the loop has ended, and its handlers with it
-                self.loop.call_soon_threadsafe(self._cancel_task_of, run)
+                self.loop.call_soon_threadsafe(self._cancel_task_of, call)
 
-    def _cancel_task_of(self, run: JobRun) -> None:
-        task = self._started.get(id(run))
+    def _cancel_task_of(self, call: HandlerCall) -> None:
+        task = self._started.get(id(call))
         if task is not None:
             task.cancel()
 
@@ -183,19 +211,19 @@ class AsyncHandlerRunner:
                 log.warning("the loop of handlers ends, and a part of it was not closed: %r", error)
         loop.close()
 
-    def _spawn_handler_task(self, run: JobRun) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_async_handler(run))
+    def _spawn_handler_task(self, call: HandlerCall) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_async_handler(call))
         self._tasks.add(task)
         self._waiting.add(task)
-        task.add_done_callback(lambda task: self._on_task_done(task, run))
+        task.add_done_callback(lambda task: self._on_task_done(task, call))
 
-    def _on_task_done(self, task: asyncio.Task[None], run: JobRun) -> None:
+    def _on_task_done(self, task: asyncio.Task[None], call: HandlerCall) -> None:
         self._tasks.discard(task)
         if task in self._waiting:  # cancelled before its first step, by a drain: given back
             self._waiting.discard(task)
-            self._may_start(run)
+            self._may_start(call)
 
-    async def _run_async_handler(self, run: JobRun) -> None:
+    async def _run_async_handler(self, call: HandlerCall) -> None:
         assert self._task_slots is not None  # noqa: S101 - made with the loop
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - this is one
@@ -203,47 +231,49 @@ class AsyncHandlerRunner:
             await self._task_slots.acquire()
         except asyncio.CancelledError:  # drained: `may_start` gives the job back
             self._waiting.discard(task)
-            self._may_start(run)
+            self._may_start(call)
             return
         self._waiting.discard(task)
         try:
-            if not self._may_start(run):
+            if not self._may_start(call):
                 return
-            self._running.record_start(id(run), run, TIMEOUT_FIRST_S)
-            self._started[id(run)] = task
-            result = await self._await_handler_result(run, task)
-            del self._started[id(run)]
-            self._running.record_end(id(run))
-            self._finish(run, result)
+            self._running.record_start(id(call), call, TIMEOUT_FIRST_S)
+            self._started[id(call)] = task
+            result = await self._await_handler_result(call, task)
+            del self._started[id(call)]
+            self._running.record_end(id(call))
+            self._finish(call, result)
         finally:
             self._task_slots.release()
 
-    async def _await_handler_result(self, run: JobRun, task: asyncio.Task[None]) -> object:
+    async def _await_handler_result(self, call: HandlerCall, task: asyncio.Task[None]) -> object:
         """What the handler returned or raised; CancelledByShutdown when the ending process cancelled it."""
-        loop, limit = asyncio.get_running_loop(), asyncio.timeout(run.timeout_s)
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(call.timeout_s)
         began_s = loop.time()
 
         def move_limit() -> None:
             with suppress(RuntimeError):  # the handler has ended meanwhile
-                limit.reschedule(began_s + run.timeout_s)
+                limit.reschedule(began_s + call.timeout_s)
 
         # The handler may call `extend` in another thread.
-        run.control.on_extend = lambda: loop.call_soon_threadsafe(move_limit)
-        running_job.set(run.job)  # the task has a context of its own
+        for run in call.runs:
+            run.control.on_extend = lambda: loop.call_soon_threadsafe(move_limit)
+        running_job.set(_only_job(call))  # the task has a context of its own
         try:
             async with limit:
-                return result_or_type_error(await run.spec.function(run.job))
+                return result_or_type_error(await call.call_handler())
         except GeneratorExit:  # nothing refers to the task any more: the job's lease will end
             raise
         except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the loop
             if task in self._cancelled and not isinstance(error, Verdict):
                 return CancelledByShutdown()
             if isinstance(error, TimeoutError) and limit.expired():
-                late = TimeoutError(f"the handler did not end within {run.timeout_s:g} s")
+                late = TimeoutError(f"the handler did not end within {call.timeout_s:g} s")
                 return late.with_traceback(error.__traceback__)
             return error
         finally:
-            run.control.on_extend = None
+            for run in call.runs:
+                run.control.on_extend = None
             running_job.set(None)
 
 
@@ -264,44 +294,87 @@ class HandlerPool(Service):
         threads: int,
         async_tasks: int,
         stuck_max: int,
+        solitary_max: int,
     ) -> None:
         super().__init__("toc-handler-watch")
         self._may_start, self._finish = may_start, finish
         self._too_many_stuck, self._stuck_max = too_many_stuck, stuck_max
-        self._queue: SimpleQueue[JobRun | None] = SimpleQueue()
+        self._queue: SimpleQueue[HandlerCall | None] = SimpleQueue()
         self._thread_count = threads
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._draining = False
         self.running = RunningHandlers(clock)
-        self.async_handlers = AsyncHandlerRunner(self.running, may_start, finish, async_tasks)
+        self.async_handlers = AsyncHandlerRunner(
+            self.running, self._start_call, self._end_call, async_tasks
+        )
+        self._batches = BatchCollector(clock, self._queue_call, solitary_max)
+        self._batch_ends = BatchEnds(self._batches, finish, self._run_alone)
 
     def enqueue(self, run: JobRun, /) -> None:
         """Queues a claimed job. Permits bound the number of jobs. Any thread."""
         if self._draining:  # claimed before the stop: the job will not run in this process
             self._may_start(run)
-        elif run.spec.is_async:
-            self.async_handlers.enqueue(run)
+        elif run.spec.batch:
+            self._batches.enqueue(run)
         else:
-            self._queue.put(run)
+            self._queue_call(run)
+
+    def _queue_call(self, call: HandlerCall) -> None:
+        if call.spec.is_async:
+            self.async_handlers.enqueue(call)
+        else:
+            self._queue.put(call)
+
+    def _run_alone(self, batch: HandlerBatch) -> None:
+        """Queues the only run of a batch, whose former batch has failed."""
+        if self._draining:
+            self._start_call(batch)
+            return
+        self.running.record_between(batch.runs[0])
+        self._queue_call(batch)
+
+    def _start_call(self, call: HandlerCall) -> bool:
+        """Whether the call has jobs that may start; the others were given back."""
+        if isinstance(call, JobRun):
+            return self._may_start(call)
+        started = []
+        for run in call.runs:
+            if self._may_start(run):
+                started.append(run)
+            self.running.end_between(run)
+        call.runs = started
+        return bool(started)
+
+    def _end_call(self, call: HandlerCall, result: object) -> None:
+        if isinstance(call, JobRun):
+            self._finish(call, result)
+        else:
+            self._batch_ends.end_batch(call, result)
 
     def give_back_waiting_runs(self) -> None:
         """Empties the queue for a stop: passes each waiting run to `may_start`, which gives the job back."""
         self._draining = True
+        for run in self._batches.take_waiting_runs():
+            self._may_start(run)
         while True:
             try:
-                run = self._queue.get_nowait()
+                call = self._queue.get_nowait()
             except Empty:
                 break
-            if run is not None:
-                self._may_start(run)
+            if call is not None:
+                self._start_call(call)
         self.async_handlers.give_back_waiting_runs()
 
     def tell_claim_lost(self, run: JobRun) -> None:
-        """Tells a running handler that its claim is lost: sets `job.lost`, and cancels an `async` handler."""
+        """Tells a running handler that its claim is lost: sets `job.lost`, and cancels an `async` handler.
+
+        A batch handler is cancelled when the claims of all its jobs are lost.
+        """
         run.control.mark_lost()
-        if run.spec.is_async:
-            self.async_handlers.cancel_handler(run)
+        batch = run.batch
+        if run.spec.is_async and (batch is None or batch.is_lost):
+            self.async_handlers.cancel_handler(batch or run)
 
     @property
     def waiting_count(self) -> int:
@@ -317,6 +390,7 @@ class HandlerPool(Service):
     def close(self) -> None:
         """Ends the threads and the loop; handlers that still run are left behind."""
         self.stop()
+        self._batches.stop()
         with self._lock:
             threads, self._threads = list(self._threads), set()
         for _ in threads:
@@ -328,8 +402,8 @@ class HandlerPool(Service):
 
     def run_once(self) -> float:
         """Looks for handlers beyond their timeout. Returns the period of this check in seconds."""
-        for run, stuck in self.running.find_newly_stuck():
-            if not run.spec.is_async:
+        for call, stuck in self.running.find_newly_stuck():
+            if not call.spec.is_async:
                 with self._lock:
                     self._add_handler_thread()
             if stuck == self._stuck_max:
@@ -343,21 +417,26 @@ class HandlerPool(Service):
 
     def _run_handlers(self) -> None:
         key = threading.get_ident()
-        while (run := self._queue.get()) is not None:
-            if not self._may_start(run):
+        while (call := self._queue.get()) is not None:
+            if not self._start_call(call):
                 continue
-            self.running.record_start(key, run)
+            self.running.record_start(key, call)
             result: object
             try:
-                running_job.set(run.job)
-                result = result_or_type_error(run.spec.function(run.job))
+                running_job.set(_only_job(call))
+                result = result_or_type_error(call.call_handler())
             except BaseException as error:  # noqa: BLE001 - a handler's SystemExit must not end the thread
                 result = error
             finally:
                 running_job.set(None)
             substituted = self.running.record_end(key)
-            self._finish(run, result)
+            self._end_call(call, result)
             if substituted:  # a substitute thread has replaced this one
                 with self._lock:
                     self._threads.discard(threading.current_thread())
                 return
+
+
+def _only_job(call: HandlerCall) -> Job | None:
+    """The job of a call with one job; None for a batch of several."""
+    return call.runs[0].job if len(call.runs) == 1 else None

@@ -16,7 +16,13 @@ from typing import Any
 
 from toc.domain.declared_type import DeclaredType
 from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailable
-from toc.handlers.registry import Handler, HandlerSpec, Registry, is_async_handler
+from toc.handlers.registry import (
+    BatchHandler,
+    Handler,
+    HandlerSpec,
+    Registry,
+    is_async_handler,
+)
 from toc.runtime import metrics
 from toc.runtime.log_throttle import LogThrottle
 from toc.store.biz_types import BizTypeCache, describe_type_conflict
@@ -24,11 +30,17 @@ from toc.store.claims import Claims
 from toc.store.databases import Database, Databases
 from toc.store.declared_types import DeclaredTypeCache
 from toc.store.due_pages import TypesExcept
+from toc.worker.gate import Gate
 
 log = logging.getLogger(__name__)
 
-SinkHandlers = Mapping[str, Callable[[str], Handler]]
-"""Makes the handler of a sink: kind -> maker(name). For the sink "webhook:shop": maker("shop")."""
+SinkHandlers = Mapping[str, Callable[[str], Handler | BatchHandler | None]]
+"""Makes the handler of a sink: kind -> maker(target). For the sink "webhook:shop": maker("shop"). None: this
+process cannot send there, and leaves the jobs to others.
+
+A handler with an attribute `batch` above 0 (and `batch_wait`, in seconds) gets lists of jobs, as with
+`@toc.handler(batch=, batch_wait=)`.
+"""
 
 
 def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpec:
@@ -47,13 +59,16 @@ class HandlerTable:
         registry: Registry,
         sinks: SinkHandlers,
         claims: Claims,
+        gate: Gate,
     ) -> None:
         self._types, self._declared, self._claims = types, declared, claims
+        self._gate = gate
         self._registry, self._sinks = registry, sinks
         self._specs: dict[int, HandlerSpec] = {}
         # The type numbers that the handler of "*" does not run.
         self._not_for_every_type: frozenset[int] = frozenset()
-        self._version = (-1, -1)  # of the types and of the declarations, when `_specs` was made
+        # Of the types, of the declarations and of the gate, when `_specs` was made.
+        self._version = (-1, -1, -1)
         self._refused: set[tuple[str, str]] = set()  # of which an error was logged
         self._lock = threading.Lock()
         self._log_throttle = LogThrottle(log)
@@ -78,18 +93,22 @@ class HandlerTable:
 
     def refresh_handlers(self) -> None:
         """Updates which type numbers have which handler in this process, if types or declarations changed."""
-        if self._version == (self._types.known.version, self._declared.version):
+        if self._version == self._present_version():
             return
         with self._lock:
             # The versions before the content: a change in between makes the next call do this again.
-            version = (self._types.known.version, self._declared.version)
+            version = self._present_version()
             names = self._types.known.names
             specs = {no: spec for no, name in names.items() if (spec := self._make_spec(name))}
             # The handlers are set first: each job that is claimed from now on must find its handler.
             self._specs = specs
             self._not_for_every_type = frozenset(names.keys() - specs.keys())
-            self._claims.set_claimed_types(specs)
+            closed = self._gate.closed_numbers(names)
+            self._claims.set_claimed_types(specs, self._gate.held_types, closed)
             self._version = version
+
+    def _present_version(self) -> tuple[int, int, int]:
+        return self._types.known.version, self._declared.version, self._gate.version
 
     def _make_spec(self, name: str) -> HandlerSpec | None:
         """The handler of a type with the terms in force; None: this process does not run the type."""
@@ -110,15 +129,19 @@ class HandlerTable:
     def _make_sink_spec(self, declared: DeclaredType) -> HandlerSpec | None:
         kind, _, target = (declared.sink or "").partition(":")
         make = self._sinks.get(kind)
-        if make is None:
+        handler = None if make is None else make(target)
+        if handler is None:
             self._log_once(
                 declared.name, kind,
                 "biz_type %r is declared for the sink %r, which this process does not have: its jobs wait",
                 declared.name, declared.sink,
             )  # fmt: skip
             return None
-        handler = make(target)
-        return HandlerSpec(declared.name, handler, is_async=is_async_handler(handler))
+        # A sink whose handler gets lists of jobs says so by these attributes.
+        return HandlerSpec(
+            declared.name, handler, is_async=is_async_handler(handler),
+            batch=getattr(handler, "batch", 0), batch_wait_s=getattr(handler, "batch_wait", 0.0),
+        )  # fmt: skip
 
     def _log_refused_handler(self, declared: DeclaredType) -> None:
         self._log_once(

@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,14 @@ from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
+from toc.runtime.admission import Admission
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
     from toc.worker.context import WorkerContext
+    from toc.worker.handler_batch import HandlerBatch
 
 
 class CancelledByShutdown:
@@ -35,7 +37,9 @@ class JobRun:
     when the handler was called. `found_ms`: the server's time by which it was found due (None: not known).
     `asked_wall_ms`: this machine's clock at `asked_s` (None: not known).
     `previous_token`: the token that it was taken over from; "": it was pending.
-    `settled`: a LeaseRecovery waits for it; set when the run is settled.
+    `settled`: a LeaseRecovery waits for it; set when the run is settled. `admission`: where a job of a
+    restricted type was admitted. `has_pass`: it runs through a pause. `batch`: the call of a batch handler
+    that the run is in; None: it is in none, or not yet.
     """
 
     job: Job
@@ -53,6 +57,19 @@ class JobRun:
     started_s: float = 0.0
     previous_token: str = ""
     settled: threading.Event | None = None
+    admission: Admission | None = None
+    has_pass: bool = False
+    batch: HandlerBatch | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def runs(self) -> tuple[JobRun, ...]:
+        """The runs of this call of the handler: this one."""
+        return (self,)
+
+    def call_handler(self) -> Any:
+        """Calls the handler; returns what it returns: a coroutine, if it is an `async` one."""
+        function: Any = self.spec.function
+        return function(self.job)
 
     def database_now_ms(self, now_s: float) -> int:
         """An upper estimate of the database's time: its time at the claim + the time passed since `asked_s`.
@@ -69,6 +86,8 @@ class JobRun:
     @property
     def timeout_s(self) -> float:
         """How long the handler may run: its type's timeout and what the handler has added to it."""
+        if self.batch is not None:
+            return self.batch.timeout_s
         return self.spec.timeout_s + self.control.extended_s
 
     def lease_left_s(self, now_s: float, wall_ms: int) -> float:
@@ -107,18 +126,22 @@ class RunMaker:
     """Makes the runs of the rows that one call has claimed under `token`.
 
     `found_s`: the monotonic time before the jobs were found; their leases count from there. `asked`: the
-    clocks before the claim. `found_ms`: see `JobRun`.
+    clocks before the claim. `found_ms`: see `JobRun`. `topic`: the hold topic that the jobs were popped from;
+    "": their reminders belong to the topic of their type.
     """
 
     def __init__(
         self, context: WorkerContext, database: Database, token: str, found_s: float,
         asked: ClockReading, found_ms: int | None = None,
+        topic: str = "",
     ) -> None:  # fmt: skip
         settings = context.process.settings
         self._database, self._token, self._asked, self._found_ms = database, token, asked, found_ms
         self._lease_end_s = found_s + settings.worker.lease_s  # guard: lease-from-the-question
         self._extend_s_max = settings.worker.extend_s_max
+        self._on_progress = context.progress_signal.set
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
+        self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
         self._read_countdown = partial(read_countdown, context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
@@ -129,15 +152,16 @@ class RunMaker:
             attribute = parse_attribute_json(row.attribute)
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
-            spec = replace(spec, function=_make_failing_handler(error), is_async=False)
-        control = RunControl(self._extend_s_max)
+            spec = replace(spec, function=_make_failing_handler(error), is_async=False, batch=0)
+        control = RunControl(self._extend_s_max, self._on_progress)
         job = Job(
             row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
             tenant=row.tenant, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
+        topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(
-            job, spec, self._topic_of_biz_type(spec.biz_type), self._database.index, self._token,
+            job, spec, topic, self._database.index, self._token,
             self._claimed_ms(row), self._lease_end_s,
             asked_s=self._asked.monotonic_s, queued_s=self._queued_s, control=control,
             found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,

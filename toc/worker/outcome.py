@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from datetime import datetime
 
+from toc.domain.job import Job
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
-from toc.handlers.verdicts import Dead, Drop, Retry, Snooze
+from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import ERROR_CHARS_MAX
 from toc.worker.job_run import CancelledByShutdown, JobRun
+
+log = logging.getLogger(__name__)
 
 
 def outcome_of_run(
@@ -30,7 +34,8 @@ def outcome_of_run(
         return Outcome(job_id, token, OutcomeKind.RETRY, due_ms=now_ms, error=text)
     if isinstance(result, CancelledByShutdown):
         return outcome_for_giving_back(run)
-    if not isinstance(result, BaseException):  # a verdict is a BaseException as well
+    # A verdict is a BaseException as well.
+    if not isinstance(result, BaseException) or isinstance(result, Done):
         return Outcome(job_id, token, OutcomeKind.DONE)
     if isinstance(result, Snooze):
         until = result.until
@@ -67,6 +72,18 @@ def _outcome_of_failure(run: JobRun, result: BaseException, now_ms: int, spread:
         delay_s = spec.retry.delay_s(job.attempts, spread)
     due_ms = now_ms + math.ceil(delay_s * 1000)
     return Outcome(job.job_id, run.token, OutcomeKind.RETRY, due_ms=due_ms, error=error)
+
+
+def result_within_limit(text: str, bytes_max: int, job: Job) -> str | None:
+    """The result as JSON text; None, and an error in the log, if it is too large: the job is done anyway."""
+    size = len(text.encode())
+    if size <= bytes_max:
+        return text
+    log.error(
+        "job %d of %s is done, and its result is not kept: it has %d bytes, limits.result_bytes is %d",
+        job.job_id, job.biz_type, size, bytes_max,
+    )  # fmt: skip
+    return None
 
 
 def describe_error(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import is_away
 from toc.runtime import metrics
+from toc.runtime.job_ends import job_ends
 from toc.runtime.service import Inbox, Service
 from toc.store.claims import OutcomeKind
 from toc.store.databases import Database
@@ -37,6 +38,7 @@ class Settler(Service):
         super().__init__(f"toc-settler-{database.index}")
         self._database, self._context, self._acks = database, context, acks
         self._claims, self._clock = context.claims, context.process.clock
+        self._limits = context.process.limits
         settings = context.process.settings.worker
         self._batch_max, self._wait_s = settings.settle_max, settings.settle_wait_ms / 1000
         self._queue: deque[FinishedRun] = deque()
@@ -84,8 +86,14 @@ class Settler(Service):
         for ended in [*batch, *gone]:
             if ended.run.settled is not None:
                 ended.run.settled.set()
+            if ended.run.admission is not None:
+                ended.run.admission.job_ended(ended.outcome.job_id)
+            if self._limits is not None and len(self._limits.holders):
+                self._limits.job_ended(ended.outcome.job_id, ended.run.token)
         self._context.permits.remove_jobs_in_flight(self._database.index, len(batch) + len(gone))
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
+        if job_ends.is_awaited:
+            job_ends.tell_ended(e.outcome.job_id for e in settled if e.outcome.kind in _ENDED)
         self._acks.enqueue([self._make_ack(ended) for ended in settled])
 
     def _fill_batch(self) -> None:

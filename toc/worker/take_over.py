@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toc.domain.claim_tokens import ALONE, remove_alone_mark
+from toc.handlers.registry import HandlerSpec
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
 from toc.store.claims import Outcome, OutcomeKind
@@ -15,6 +16,7 @@ from toc.store.databases import Database
 from toc.worker.acks import Ack
 from toc.worker.context import WorkerContext
 from toc.worker.job_run import JobRun, RunMaker
+from toc.worker.limited_batch import BatchStarts
 from toc.worker.row_corrections import ChangeAloneMark, GiveBackJobs, RowCorrection
 
 log = logging.getLogger(__name__)
@@ -61,18 +63,37 @@ class TakeOver:
     ) -> JobRun | None:
         """Takes a suspect over. Returns its run; None if it was not taken over.
 
-        It is not taken over if this worker has no handler of its type, if another process was faster, or if
-        another transaction has locked the row.
+        It is not taken over if this worker has no handler of its type, if its type is paused or its limit
+        is used up, if another process was faster, or if another transaction has locked the row.
         `alone`: the caller holds the process, and the new token ends in ":alone". If this lease is lost too,
         the ending shows that no other job ran here meanwhile.
         `done` is set when the run is settled. When the answer is lost, `done` is set after the job was given
         back; when the database refuses, at once.
         """
         spec = self._handlers.handler_spec_of(suspect.type_no)
-        if spec is None:
+        if spec is None or self._context.process.gate.is_closed(spec.biz_type):
             return None
-        asked = self._context.read_clocks()
         token = self._context.new_claim_token() + (ALONE if alone else "")
+        limits = self._context.process.limits
+        if limits is None or limits.terms_of(spec.biz_type) is None:
+            return self._take_over(suspect, spec, token, done)
+        starts = BatchStarts(self._context, limits, self._database, token)
+        try:
+            if not starts.admit_suspect(
+                suspect.shard, suspect.job_id, spec.biz_type, suspect.token
+            ):
+                return None
+            run = self._take_over(suspect, spec, token, done)
+            if run is not None:
+                starts.note_runs([run])
+            return run
+        finally:
+            starts.return_unused()
+
+    def _take_over(
+        self, suspect: SuspectJob, spec: HandlerSpec, token: str, done: threading.Event
+    ) -> JobRun | None:
+        asked = self._context.read_clocks()
         job_id, seen, sent = suspect.job_id, suspect.token, threading.Event()
         try:
             row = self._claims.take_over_job(

@@ -17,6 +17,7 @@ from toc.worker.handler_table import HandlerTable, SinkHandlers
 from toc.worker.lease_recovery import LeaseRecovery
 from toc.worker.lease_renewal import LeaseRenewal
 from toc.worker.permits import AdaptiveLimiter, Permits
+from toc.worker.progress_writer import ProgressWriter
 from toc.worker.settle import Settler
 from toc.worker.take_over import TakeOver
 
@@ -52,9 +53,12 @@ class Worker:
         self.pool = HandlerPool(
             process.clock, attempts.may_start, attempts.settle_result, restart_wanted,
             threads=settings.concurrency, async_tasks=settings.async_concurrency,
-            stuck_max=settings.stuck_max,
+            stuck_max=settings.stuck_max, solitary_max=settings.queue_max,
         )  # fmt: skip
         self.recoveries: list[LeaseRecovery] = []
+        self.progress_writers = [
+            ProgressWriter(each, context, self.pool.running) for each in process.databases
+        ]
         self.renewals = [LeaseRenewal(each, context, self.pool) for each in process.databases]
         self.claims: list[list[ClaimStage]] = [[] for _ in range(CLAIM_LANES)]
         for database, settler in zip(process.databases, self.settlers, strict=True):
@@ -71,7 +75,9 @@ class Worker:
         settings, databases = process.settings.worker, process.databases
         claims = Claims(databases, round(settings.lease_s * 1000))
         metadata = process.database_metadata
-        handlers = HandlerTable(metadata.types, metadata.declared, registry, sinks, claims)
+        handlers = HandlerTable(
+            metadata.types, metadata.declared, registry, sinks, claims, process.gate
+        )
         handlers.create_biz_types(databases)
         handlers.refresh_handlers()
         limiter = AdaptiveLimiter(
@@ -79,7 +85,7 @@ class Worker:
         )
         permits = Permits(
             process.clock, len(databases.all), limiter,
-            waiting=lambda: self.pool.waiting_count, stuck=lambda: self.pool.running.stuck_count,
+            waiting=lambda: self.pool.waiting_count, stuck=lambda: self.pool.running.stuck_job_count,
         )  # fmt: skip
         identity = f"{process.name[:60]}:{process.rng.getrandbits(48):012x}"
         return WorkerContext(process, identity, claims, handlers, permits)
@@ -107,7 +113,7 @@ class Worker:
         flush_s = clock.monotonic_s() + FLUSH_S
         while not self.has_nothing_to_write and clock.monotonic_s() < flush_s:
             clock.sleep_s(0.02)
-        stop_services([*self.settlers, *self.renewals], 5.0)
+        stop_services([*self.settlers, *self.renewals, *self.progress_writers], 5.0)
         self.acks.stop(5.0)
         if permits.jobs_in_flight:
             text = (

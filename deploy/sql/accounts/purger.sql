@@ -12,5 +12,6 @@ GRANT DELETE ON `toc`.`toc_event` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_arrival` TO 'toc_purger'@'%';
 GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_purge` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_declared_type` TO 'toc_purger'@'%';
+GRANT DELETE ON `toc`.`toc_pause` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_token` TO 'toc_purger'@'%';
 GRANT DELETE ON `toc`.`toc_audit` TO 'toc_purger'@'%';

@@ -17,6 +17,7 @@ GRANT SELECT ON `toc`.`toc_dead_job` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_event` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_purge` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_declared_type` TO 'toc_reader'@'%';
+GRANT SELECT ON `toc`.`toc_pause` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_token` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_audit` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_arrival` TO 'toc_reader'@'%';

@@ -13,5 +13,6 @@ GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor,
 GRANT INSERT ON `toc`.`toc_arrival` TO 'toc_web'@'%';
 GRANT INSERT, UPDATE (value) ON `toc`.`toc_meta` TO 'toc_web'@'%';
 GRANT INSERT (name, version, settings, declared_time, change_id, actor, reason, copied) ON `toc`.`toc_declared_type` TO 'toc_web'@'%';
+GRANT INSERT (target, version, settings, changed_time, change_id, actor, reason, copied, peak_per_min), UPDATE (peak_per_min) ON `toc`.`toc_pause` TO 'toc_web'@'%';
 GRANT UPDATE (last_used_time, revoked_time) ON `toc`.`toc_token` TO 'toc_web'@'%';
 GRANT INSERT (audit_time, token_id, owner, address, action, target, calls, rows_changed, outcome, request_id) ON `toc`.`toc_audit` TO 'toc_web'@'%';

@@ -13,4 +13,5 @@ GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor,
 GRANT INSERT ON `toc`.`toc_arrival` TO 'toc_worker'@'%';
 GRANT INSERT, UPDATE (value) ON `toc`.`toc_meta` TO 'toc_worker'@'%';
 GRANT INSERT (name, version, settings, declared_time, change_id, actor, reason, copied) ON `toc`.`toc_declared_type` TO 'toc_worker'@'%';
+GRANT INSERT (target, version, settings, changed_time, change_id, actor, reason, copied, peak_per_min), UPDATE (peak_per_min) ON `toc`.`toc_pause` TO 'toc_worker'@'%';
 GRANT UPDATE (version, disabled_time, disabled_reason, gmt_modified) ON `toc`.`toc_webhook` TO 'toc_worker'@'%';

@@ -1,0 +1,169 @@
+"""The scripts of limits against a model of their table of rules, on a real Redis, at a set time.
+
+| a call | in the model |
+| --- | --- |
+| take of n | admits the first of them, as far as starts (`burst - used`) and places are free |
+| time passes | `used` falls at the rate; a holder that nobody names again ends after its hold |
+| release, a start unused | the holder ends; `used` is one start less |
+| hold | the holder lasts for the time given from now, or longer if it did before |
+| a wipe | every bucket is empty; no type with a concurrency starts anything for the settle time |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
+from toc.domain.limit_terms import LimitTerms, make_limit_terms
+from toc.timer.limit_store import PartitionHold, PartitionRelease, PartitionWish
+
+TYPE = "order.close"
+HOLD_MS = 5000
+PARTITIONS = ("a", "b")
+
+
+@dataclass
+class Model:
+    """What the limits of one type allow, by the table above."""
+
+    terms: LimitTerms
+    since_ms: int | None = None
+    used_ms: dict[str, tuple[float, int]] = field(default_factory=dict)
+    holders: dict[str, dict[str, int]] = field(default_factory=dict)
+    starts: list[tuple[int, str, int]] = field(default_factory=list)
+
+    def _since(self, now: int) -> int:
+        if self.since_ms is None:
+            self.since_ms = now
+        return self.since_ms
+
+    def _used(self, partition: str, now: int) -> float:
+        used, at = self.used_ms.get(partition, (self.terms.burst_ms, self._since(now)))
+        return max(0.0, used - (now - at))
+
+    def held(self, partition: str, now: int) -> dict[str, int]:
+        alive = {n: end for n, end in self.holders.get(partition, {}).items() if end > now}
+        self.holders[partition] = alive
+        return alive
+
+    def take(self, partition: str, names: list[str], now: int) -> int:
+        room, terms = len(names), self.terms
+        if terms.concurrency is not None:
+            if now < self._since(now) + SETTLE_MS:
+                return 0
+            room = min(room, max(0, terms.concurrency - len(self.held(partition, now))))
+        used = self._used(partition, now)
+        if terms.interval_ms is not None:
+            room = min(room, int((terms.burst_ms - used) / terms.interval_ms + 1e-6))
+            self.used_ms[partition] = (used + room * terms.interval_ms, now)
+        if terms.concurrency is not None:
+            for name in names[:room]:
+                self.holders[partition][name] = now + HOLD_MS
+        self.starts.append((now, partition, room))
+        return room
+
+    def release(self, partition: str, names: list[str], unused: int, now: int) -> None:
+        for name in names:
+            self.holders.get(partition, {}).pop(name, None)
+        if self.terms.interval_ms is not None and unused:
+            used = self._used(partition, now)
+            self.used_ms[partition] = (max(0.0, used - unused * self.terms.interval_ms), now)
+            self.starts.append((now, partition, -unused))
+
+    def hold(self, partition: str, names: list[str], ms: int, now: int) -> None:
+        self._since(now)
+        held = self.holders.setdefault(partition, {})
+        for name in names:
+            held[name] = max(held.get(name, 0), now + ms)
+
+    def wipe(self) -> None:
+        self.since_ms = None
+        self.used_ms.clear()
+        self.holders.clear()
+
+
+TERMS = st.sampled_from(
+    [
+        make_limit_terms("500/s", 10, None, "biz_id"),
+        make_limit_terms("100/m", 3, None, "biz_id"),
+        make_limit_terms("1000/h", None, 2, "biz_id"),
+        make_limit_terms(None, None, 3, "biz_id"),
+        make_limit_terms("125/s", 200, 4, "biz_id"),
+    ]
+)
+PARTITION = st.sampled_from(PARTITIONS)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), PARTITION, st.integers(1, 12)),
+        st.tuples(st.just("advance"), st.sampled_from([1, 2, 7, 30, 600, 3000, 3600, 6000])),
+        st.tuples(st.just("release"), PARTITION, st.integers(1, 3), st.integers(0, 2)),
+        st.tuples(st.just("hold"), PARTITION, st.sampled_from([500, 4000])),
+        st.tuples(st.just("wipe")),
+    ),
+    max_size=30,
+)
+
+
+def _check_rate(model: Model) -> None:
+    """In no time were more jobs started than burst + rate x time; a start that came back is none."""
+    terms = model.terms
+    if terms.interval_ms is None:
+        return
+    for partition in PARTITIONS:
+        starts = [(at, n) for at, where, n in model.starts if where == partition]
+        for first in range(len(starts)):
+            count = 0
+            for at, n in starts[first:]:
+                count += n
+                passed_ms = at - starts[first][0]
+                assert count <= terms.burst + passed_ms / terms.interval_ms + 1e-6
+
+
+def _make_step(rig: LimitRig, model: Model, step: tuple[Any, ...], count: int) -> None:
+    now, store, terms = rig.clock.wall_ms(), rig.store, model.terms
+    match step:
+        case ("take", partition, n):
+            names = [f"{count}-{i}" for i in range(n)]
+            answers, since_ms = store.take(TYPE, terms, HOLD_MS, [PartitionWish(partition, names)])
+            assert answers[0].admitted == model.take(partition, names, now)
+            assert since_ms == model.since_ms
+            if answers[0].admitted < n:
+                assert answers[0].is_full or answers[0].wait_ms > 0
+        case ("advance", ms):
+            rig.clock.advance(ms / 1000)
+        case ("release", partition, n, unused):
+            names = list(model.held(partition, now))[:n]
+            unused = min(unused, len(names))
+            store.release(TYPE, terms, [PartitionRelease(partition, unused, names)])
+            model.release(partition, names, unused, now)
+        case ("hold", partition, ms):
+            names = list(model.held(partition, now))
+            held = [(ms, name) for name in names]
+            since_ms = store.hold(TYPE, [PartitionHold(partition, held)] if held else [])
+            model.hold(partition, names, ms, now)
+            assert since_ms == model.since_ms
+        case ("wipe",):
+            rig.wipe()
+            model.wipe()
+
+
+@given(terms=TERMS, steps=STEPS)
+# Each example makes a rig, with a namespace of its own.
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_redis_does_what_the_model_does(
+    make_limit_rig: MakeLimitRig, terms: LimitTerms, steps: list[tuple[Any, ...]]
+) -> None:
+    rig = make_limit_rig()
+    model = Model(terms)
+    for count, step in enumerate(steps):
+        _make_step(rig, model, step, count)
+        if terms.concurrency is not None:
+            for partition in PARTITIONS:
+                assert len(model.held(partition, rig.clock.wall_ms())) <= terms.concurrency
+    _check_rate(model)
+    rig.wipe()
+    rig.close()

@@ -1,0 +1,280 @@
+"""The gate of a process: which types it may claim now, and how many jobs of them (ADR 44).
+
+The gate knows the pauses, and the types that something else restricts (limits). Fetchers, claim stages and
+the pool ask the gate; it asks no server. `update_pauses` replaces its state, which readers see as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toc.domain.biz_types import type_no_of
+from toc.domain.pauses import (
+    ALL,
+    HOLD_TOPIC_PREFIX,
+    TOPIC_PREFIX,
+    TYPE_PREFIX,
+    Phase,
+    biz_type_of_target,
+    hold_topic_of,
+)
+from toc.domain.pull_types import PULL_TOPIC_PREFIX
+from toc.runtime.clock import Clock, SystemClock
+from toc.store.due_pages import TypesExcept
+from toc.store.pauses import KnownPause
+from toc.worker.admission import Admission, ClosedAdmission, RampAdmission, chain_admissions
+
+Types = Collection[int] | TypesExcept | None
+"""Type numbers as a scanner reads them; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """What the gate knows at one moment.
+
+    links: the admissions of paused or ramping targets. closed: the paused ones. held: the types whose
+    reminders are in a hold topic, by number. limits: further admissions, by type.
+    """
+
+    links: Mapping[str, Admission] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
+    held: Mapping[int, str] = field(default_factory=dict)
+    limits: Mapping[str, Admission] = field(default_factory=dict)
+    chains: dict[str, Admission | None] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is restricted."""
+        return not (self.links or self.held or self.limits)
+
+
+OPEN = GateState()
+
+
+class Gate:
+    """Thread-safe. Without `update_pauses` and `set_limits` everything is open.
+
+    `home_topic_of(biz_type)`: the topic of the settings that a type belongs to. `leaving_ms`: how long after
+    a ramp its hold topic may still have reminders. `now_ms()`: the databases' time, as this process believes.
+    """
+
+    def __init__(
+        self,
+        home_topic_of: Callable[[str], str] = lambda name: "default",
+        clock: Clock | None = None,
+        *,
+        leaving_ms: int = 0,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._home_topic_of, self._clock = home_topic_of, clock or SystemClock()
+        self._leaving_ms, self._now_ms = leaving_ms, now_ms or self._clock.wall_ms
+        self._lock = threading.Lock()
+        self._known: Mapping[str, KnownPause] = {}
+        self._phases: Mapping[str, tuple[int, Phase]] = {}
+        self._ramps: dict[tuple[str, int], RampAdmission] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._state = OPEN
+        self.version = 0
+        """Grows with each change of the state."""
+        self.share = 1.0
+        """This process' part of the rate of a ramp: 1 / the number of processes that share the work."""
+
+    # ---- changes
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Calls `listener()` after each change, in the thread that made it. It must be quick."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def update_pauses(self, known: Mapping[str, KnownPause]) -> None:
+        """Takes over the pauses, and the time: call it often, because pauses end by themselves."""
+        with self._lock:
+            self._known = known
+            now_ms = self._now_ms()
+            phases = {
+                target: (each.row.version, phase)
+                for target, each in known.items()
+                if (phase := each.pause.phase_at(now_ms, self._leaving_ms)) is not Phase.OVER
+            }
+            if phases == self._phases:
+                return
+            self._phases = phases
+            self._replace_state(self._state.limits)
+        self._tell_listeners()
+
+    def set_limits(self, limits: Mapping[str, Admission]) -> None:
+        """Sets the admissions of the types that have limits, by type. The types get hold topics."""
+        with self._lock:
+            if limits == self._state.limits:
+                return
+            self._replace_state(dict(limits))
+        self._tell_listeners()
+
+    def _replace_state(self, limits: Mapping[str, Admission]) -> None:
+        """The caller holds the lock."""
+        links: dict[str, Admission] = {}
+        ramps: dict[tuple[str, int], RampAdmission] = {}
+        held = set(limits)
+        for target, (version, phase) in self._phases.items():
+            if phase is Phase.PAUSED:
+                links[target] = ClosedAdmission()
+            elif phase is Phase.RAMPING:
+                key = target, version
+                ramps[key] = self._ramps.get(key) or self._make_ramp(target)
+                links[target] = ramps[key]
+            name = biz_type_of_target(target)
+            if name is not None:
+                held.add(name)
+        closed = {target for target, (_, phase) in self._phases.items() if phase is Phase.PAUSED}
+        self._ramps = ramps
+        numbers = {type_no_of(name): name for name in held}
+        self._state = GateState(links, frozenset(closed), numbers, limits)
+        self.version += 1
+
+    def _make_ramp(self, target: str) -> RampAdmission:
+        return RampAdmission(lambda: self._ramp_rate(target), self._clock)
+
+    def _ramp_rate(self, target: str) -> float:
+        """This process' part of the present rate of a ramp, in jobs a second."""
+        known = self._known.get(target)
+        if known is None or known.pause.ramp is None or known.pause.until_ms is None:
+            return 0.0
+        elapsed_ms = self._now_ms() - known.pause.until_ms
+        return known.pause.ramp.rate_at(elapsed_ms, known.row.peak_per_min / 60) * self.share
+
+    def _tell_listeners(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    # ---- questions
+
+    def now_ms(self) -> int:
+        """The databases' time, as this process believes, in ms since 1970 UTC."""
+        return self._now_ms()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is restricted."""
+        return self._state is OPEN or self._state.is_open
+
+    @property
+    def held_targets(self) -> frozenset[str]:
+        """The targets of the pauses that are not over, and of the types with limits."""
+        return frozenset(self._phases) | {TYPE_PREFIX + name for name in self._state.limits}
+
+    @property
+    def held_types(self) -> Mapping[int, str]:
+        """The types whose reminders are in a hold topic, by number: paused by name, ramping, or limited."""
+        return self._state.held
+
+    def is_held_back(self, biz_type: str, due_ms: int) -> bool:
+        """Whether a job of the type that was due at `due_ms` is late because of a pause or its ramp."""
+        if not self._phases:
+            return False
+        return any(
+            target in self._phases and due_ms <= self._known[target].pause.ramp_end_ms
+            for target in self._targets_of(biz_type)
+        )
+
+    def is_closed(self, biz_type: str) -> bool:
+        """Whether no job of the type may start now."""
+        closed = self._state.closed
+        return bool(closed) and any(target in closed for target in self._targets_of(biz_type))
+
+    def is_topic_closed(self, topic: str) -> bool:
+        """Whether nothing of a topic may be claimed now. `topic`: of the settings, or of one type."""
+        closed = self._state.closed
+        if not closed:
+            return False
+        name = _type_of_own_topic(topic)
+        if name is not None:
+            return self.is_closed(name)
+        return ALL in closed or TOPIC_PREFIX + topic in closed
+
+    def closed_numbers(self, names: Mapping[int, str]) -> frozenset[int]:
+        """Those of the types, name by number, of which no job may start now."""
+        if not self._state.closed:
+            return frozenset()
+        return frozenset(no for no, name in names.items() if self.is_closed(name))
+
+    def admission_of_topic(self, topic: str) -> Admission | None:
+        """What a poller of the topic asks before it pops; None: it asks nothing."""
+        state = self._state
+        if state is OPEN:
+            return None
+        if topic not in state.chains:
+            name = _type_of_own_topic(topic)
+            targets = [TOPIC_PREFIX + topic, ALL] if name is None else self._targets_of(name)
+            links = [state.links.get(target) for target in targets]
+            if name is not None:
+                links.append(state.limits.get(name))
+            state.chains[topic] = chain_admissions(links)
+        return state.chains[topic]
+
+    def admission_of_type(self, biz_type: str) -> Admission | None:
+        """What a scanner asks before it claims rows of the type; None: it asks nothing."""
+        return self.admission_of_topic(hold_topic_of(biz_type))
+
+    def _targets_of(self, biz_type: str) -> Sequence[str]:
+        """The targets whose pause concerns the type."""
+        return TYPE_PREFIX + biz_type, TOPIC_PREFIX + self._home_topic_of(biz_type), ALL
+
+
+class ScannedTypes:
+    """What a scanner asks the gate. `names()`: the known types, name by number."""
+
+    def __init__(self, gate: Gate, names: Callable[[], Mapping[int, str]]) -> None:
+        self._gate, self._names = gate, names
+
+    @property
+    def are_all_open(self) -> bool:
+        """Whether nothing is restricted."""
+        return self._gate.is_open
+
+    def without_closed(self, types: Types) -> Types:
+        """The types without those of which no job may start now; empty: there is nothing to read."""
+        if self._gate.is_topic_closed("default"):
+            return _known_open(self._gate, self._names(), types)
+        closed = self._gate.closed_numbers(self._names())
+        if not closed:
+            return types
+        if types is None:
+            return TypesExcept(closed)
+        if isinstance(types, TypesExcept):
+            return TypesExcept(types.numbers | closed)
+        return [number for number in types if number not in closed]
+
+    def closed_numbers(self) -> frozenset[int]:
+        """The known types of which no job may start now."""
+        return self._gate.closed_numbers(self._names())
+
+    def restricted_numbers(self) -> frozenset[int]:
+        """The known types that are restricted in any way."""
+        gate = self._gate
+        names = self._names().items()
+        held = gate.held_types
+        return frozenset(no for no, name in names if no in held or gate.admission_of_type(name))
+
+    def admission_of(self, type_no: int) -> Admission | None:
+        """What to ask before rows of this type are claimed; None: nothing."""
+        return self._gate.admission_of_type(self._names().get(type_no, ""))
+
+
+def _known_open(gate: Gate, names: Mapping[int, str], types: Types) -> list[int]:
+    """The known types that are open: a type that is not known yet belongs to the closed default topic."""
+    closed = gate.closed_numbers(names)
+    if types is None:
+        return [no for no in names if no not in closed]
+    if isinstance(types, TypesExcept):
+        return [no for no in names if no not in closed and no not in types.numbers]
+    return [no for no in types if no in names and no not in closed]
+
+
+def _type_of_own_topic(topic: str) -> str | None:
+    """The type of a hold topic or of a pull type's topic; None for a topic of the settings."""
+    for prefix in (HOLD_TOPIC_PREFIX, PULL_TOPIC_PREFIX):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return None
