@@ -20,6 +20,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.declared_type import DeclaredType
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import routing_bits_of
+from toc.domain.pauses import Pause
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
 from toc.runtime.clock import SystemClock
@@ -98,6 +99,26 @@ def declare_types(library: Library) -> None:
     assert cache.complete_copy(databases[0]) == 1
 
 
+def pause_types(library: Library) -> None:
+    """A pause, its copy into a database that has missed it, and its end."""
+    databases = library.databases
+    target = f"type:{new_type()}"
+    changes = pauses.Pauses(databases, 100)
+    changes.change(target, lambda _, now_ms: Pause(target, now_ms), "operator", "a test")
+    cache = pauses.PauseCache(databases)
+    cache.read_copy(databases[0])
+    missed = cache._newest[target]
+    cache._newest[target] = missed._replace(version=missed.version + 1, change_id="missed")
+    assert cache.complete_copy(databases[0]) == 1
+    end = changes.change(target, lambda _, now_ms: Pause(target, now_ms, now_ms), "operator")
+    assert end.row.version == missed.version + 2
+
+
+def report_peak(library: Library) -> None:
+    """What a process adds to a pause that begins."""
+    pauses.add_peak(library.databases[0], "all", 1, 60)
+
+
 def operator(place: Place, url: str) -> None:
     """What a client does, and reconciliation: a repair, and its note. The commands are in test_roles."""
     client(place, url)
@@ -111,6 +132,7 @@ def operator(place: Place, url: str) -> None:
     library = Library([url])
     try:
         declare_types(library)
+        pause_types(library)
     finally:
         library.close()
     write_webhook(Library([url]))
@@ -157,6 +179,8 @@ def run_jobs(place: Place, url: str) -> None:
         fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
         library.database_metadata.verify_and_record_meta(library.settings.facts | fact)
         declare_types(library)
+        pause_types(library)
+        report_peak(library)
         for kind in OutcomeKind:
             job_id = library.running("token")
             assert library.settle(

@@ -165,7 +165,7 @@ def chaos(
 ) -> Outcome:
     """Runs so long, and then until all jobs have ended. `faults`: only these, by name."""
     rng = chance(seed)
-    among = [one for one in FAULTS if not faults or one.name in faults]
+    among = choose_faults(faults)
     world = World(directory, seed, scale, root=root, mariadb=mariadb)
     try:
         world.start()
@@ -193,6 +193,11 @@ def chaos(
     return Outcome(seed, report, world.troubles, directory, table(report))
 
 
+def choose_faults(names: Sequence[str]) -> list[Fault]:
+    """The faults with these names; all of them if there are none."""
+    return [one for one in FAULTS if not names or one.name in names]
+
+
 def wait_seldom(condition: Callable[[], bool], what: str, seconds: float) -> None:
     """Asks the database no more often than it bears beside its work."""
 
@@ -213,6 +218,7 @@ def again(asked: argparse.Namespace, seed: str, database: str) -> str:
     words = [f"TOC_CHAOS_DB={database}"] if database != "mysql" else []
     words += ["make chaos", f"MINUTES={asked.minutes:g}", f"SEED={seed}"]
     more = ["--short"] if asked.short else []
+    more += ["--once"] if asked.once else []
     more += [f'--faults "{asked.faults}"'] if asked.faults else []
     return " ".join([*words, f"ARGS='{' '.join(more)}'"] if more else words)
 
@@ -223,6 +229,9 @@ def main() -> int:
     parser.add_argument("--seed", default="", help="default: a new one, which is printed")
     parser.add_argument("--faults", default="", help=f"only these, by commas: {', '.join(NAMES)}")
     parser.add_argument("--short", action="store_true", help="short leases and faults, few jobs")
+    parser.add_argument(
+        "--once", action="store_true", help="each fault once, up to three at a time, then end"
+    )
     parser.add_argument(
         "--keep", action="store_true", help="keep histories and logs also of a good run"
     )
@@ -238,6 +247,7 @@ def main() -> int:
     outcome = chaos(
         directory, seed, asked.minutes * 60, SHORT if asked.short else LONG,
         faults=wanted, mariadb=database == "mariadb",
+        acts=packed(chance(seed), choose_faults(wanted), 3) if asked.once else None,
     )  # fmt: skip
     for line in outcome.lines:
         say(line)

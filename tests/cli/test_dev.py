@@ -178,6 +178,23 @@ def test_the_second_signal_ends_it_at_once(start: Start, tmp_path: Path, toc: To
     assert not lives(pid)
 
 
+def test_a_thread_that_never_ends_does_not_keep_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import threading, toc, toc.cli.dev\n\n@toc.handler()\ndef run(job): pass\n\n"
+        "toc.cli.dev.STOP_S_MAX = 0.5\n"  # while the parts of the node have not ended yet
+        "threading.Thread(target=threading.Event().wait, name='stuck').start()\n"
+    )
+    settings = {"TOC_WEB__PORT": "0", "TOC_WORKER__STOP_S": "1"}
+    process = start(settings, "dev", "--app", "stuck")
+    process.says("Stop: Ctrl-C.")
+    pid = redis_pid(Path(".toc"))
+    assert pid is not None
+    process.send(signal.SIGTERM)
+    assert process.ended(100) == 1
+    assert "stuck" in process.err
+    assert not lives(pid)
+
+
 def test_another_directory_says_how_to_reach_it(
     start: Start, toc: Toc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

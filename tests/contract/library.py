@@ -87,6 +87,7 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_event")
                 connection.exec_driver_sql("DELETE FROM toc_purge")
                 connection.exec_driver_sql("DELETE FROM toc_declared_type")
+                connection.exec_driver_sql("DELETE FROM toc_pause")
                 connection.exec_driver_sql("DELETE FROM toc_webhook")
                 connection.exec_driver_sql("DELETE FROM toc_arrival")
         self.close()

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.http.web_world import WebWorld
+from toc.http import job_calls
 from toc.http.database_calls import DatabaseCalls
+from toc.http.job_checks import JobChecks
 from toc.http.problems import HttpProblem
 from toc.runtime.settings import Settings
 
@@ -48,6 +52,32 @@ def test_a_slow_database_holds_up_no_other_one_and_no_queue_grows(tmp_path: Path
         await asyncio.to_thread(calls.close)
 
     asyncio.run(call_both())
+
+
+def test_other_calls_go_on_while_the_jobs_of_a_bulk_are_checked(
+    small: WebWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_calls, "CHECKS_S_MAX", -1.0)  # the time is over after each job
+    turns, turns_at_checks = 0, list[int]()
+    check_job = JobChecks.check_job
+
+    def check_and_note(*arguments: Any) -> Any:
+        turns_at_checks.append(turns)
+        return check_job(*arguments)
+
+    monkeypatch.setattr(JobChecks, "check_job", check_and_note)
+    job = {"biz_id": 1, "biz_type": "report", "delay": 60}
+
+    async def post_and_count() -> int:
+        nonlocal turns
+        call = asyncio.ensure_future(small.client.http.post("/v1/jobs", json={"jobs": [job] * 50}))
+        while not call.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return call.result().status_code
+
+    assert small.thread.run(post_and_count()) == 200
+    assert len(set(turns_at_checks)) == 50
 
 
 def test_without_the_extra_toc_works_and_says_what_is_missing() -> None:

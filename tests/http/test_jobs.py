@@ -185,6 +185,22 @@ def test_each_job_of_a_bulk_has_its_own_result(web: WebWorld) -> None:
     assert web.library.count() == 4
 
 
+def test_a_job_that_is_refused_costs_no_other_job_of_its_bulk(web: WebWorld) -> None:
+    base = {"biz_type": "order.close", "delay": 60}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"key": "a b"}, "key"),
+        ({"payload": {"n": "x" * 70_000}}, "payload"),
+        ({"delay": None, "action_time": "1969-12-31T23:59:59Z"}, "action_time"),
+        ({"delay": 2.6e11}, "delay"),
+        ({"biz_id": " "}, "biz_id"),
+    ]
+    jobs = [base | {"biz_id": 1}, *(base | {"biz_id": 2} | each for each, _ in wrong)]
+    results = web.post("/v1/jobs", {"jobs": [*jobs, base | {"biz_id": 3}]}).json()["results"]
+    told = [it.get("did") or it["problem"]["field"] for it in results]
+    assert told == ["inserted", *(field for _, field in wrong), "inserted"]
+    assert web.library.count() == 2
+
+
 def test_a_bulk_with_many_held_keys(web: WebWorld) -> None:
     base = {"biz_type": "order.close", "delay": 60, "on_duplicate": "error"}
     held = [base | {"biz_id": n, "key": "k"} for n in (3, 17, 30)]

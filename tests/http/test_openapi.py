@@ -47,6 +47,14 @@ def test_the_document_is_served_and_names_every_route(small: WebWorld) -> None:
         each["operationId"] for methods in document["paths"].values() for each in methods.values()
     ]
     assert len(set(ids)) == len(ids)
+    linked = {
+        link["operationId"]
+        for methods in document["paths"].values()
+        for each in methods.values()
+        for response in each["responses"].values()
+        for link in response.get("links", {}).values()
+    }
+    assert linked == {*ids} - {"get_v1_types", "get_v1_health"}
     assert "secret" not in found.text.lower().replace("keep it secret", "")
 
 

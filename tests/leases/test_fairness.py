@@ -15,6 +15,8 @@ from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.domain.pull_types import topic_of_pull_type
 from toc.errors import InvalidInput
+from toc.leases import demand
+from toc.leases.demand import Reoffer
 from toc.leases.expired_leases import BURY_AFTER_MS, ExpiredLeases
 from toc.leases.settlement import LeaseItem
 
@@ -30,7 +32,17 @@ def test_foreign_and_unknown_jobs_have_the_same_answer(rig: LeaseRig) -> None:
     assert rig.row(job.job_id).token == job.token
 
 
-def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig: LeaseRig) -> None:
+def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = list[int]()
+    record = Reoffer.record_batch
+
+    def record_and_note(reoffer: Reoffer, refused: int, others: int) -> None:
+        refusals.append(refused)
+        record(reoffer, refused, others)
+
+    monkeypatch.setattr(Reoffer, "record_batch", record_and_note)
     server = rig.replica()
     rig.center.schedule_many(
         [
@@ -42,18 +54,25 @@ def test_a_consumer_gets_its_tenants_job_behind_a_backlog_of_another_tenant(rig:
     (mine,) = rig.schedule(first=9000, tenant="quiet")
     (job,) = rig.lease(server, accept=sees_tenant("quiet"))
     assert job.job_id == mine
+    assert (
+        max(refusals) > 100
+    )  # one consumer wants one job, but the backlog is passed in large steps
     # None of the others was claimed; their own consumer gets them within the longest delay.
     (loud, *_) = rig.lease(server, 10, accept=sees_tenant("loud"))
     assert (loud.tenant, loud.attempt) == ("loud", 1)
 
 
-def test_a_job_that_nobody_here_may_see_is_put_back_for_a_while(rig: LeaseRig) -> None:
+def test_a_job_that_nobody_here_may_see_is_put_back_for_a_while(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demand, "REOFFER_S_MIN", 3600.0)  # longer than any test takes
+    monkeypatch.setattr(demand, "REOFFER_S_MAX", 7200.0)
     server = rig.replica()
     (job_id,) = rig.schedule(tenant="loud")
-    before_ms = rig.databases[0].now_ms()
-    assert rig.lease(server, wait_s=0.5, accept=sees_tenant("quiet")) == []
-    armed_ms = wait_until(lambda: rig.armed_ms(job_id), "the reminder")
-    assert armed_ms >= before_ms + 1000
+    call = rig.waits(server, accept=sees_tenant("quiet"))
+    again_ms = rig.row(job_id).action_ms + 3_600_000
+    wait_until(lambda: (rig.armed_ms(job_id) or 0) >= again_ms, "the reminder to be put back")
+    call.cancel()
     assert rig.row(job_id).attempts == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -77,6 +78,20 @@ def test_an_old_token_changes_nothing(rig: LeaseRig) -> None:
     assert (row.status, row.token, row.attempts) == (Status.RUNNING, job.token, 1)
 
 
+@pytest.mark.parametrize("end", [" ", "\xe9"])
+def test_a_token_is_compared_as_it_is(rig: LeaseRig, end: str) -> None:
+    """MySQL takes no notice of spaces at the end, and refuses to compare what the column cannot hold."""
+    server = rig.replica()
+    (job_id,) = rig.schedule()
+    (job,) = rig.lease(server)
+    wrong = replace(job, token=job.token + end)
+    for verb in (server.finish, server.fail, server.extend, server.release):
+        assert rig.settle(verb, wrong) == ["lost"]
+    row = rig.row(job_id)
+    assert (row.status, row.token) == (Status.RUNNING, job.token)
+    assert rig.settle(server.finish, job) == ["settled"]
+
+
 def test_a_failed_job_comes_back_by_the_policy_and_then_is_dead(rig: LeaseRig) -> None:
     rig.declare("twice", max_attempts=2, retry=[0])
     server = rig.replica()
@@ -100,6 +115,19 @@ def test_retry_after_wins_over_the_policy(rig: LeaseRig) -> None:
     assert row.status is Status.PENDING
     assert row.due_ms is not None
     assert row.due_ms - row.action_ms >= 3_600_000
+
+
+def test_a_repeated_fail_leaves_the_reminder_at_the_time_of_the_first_one(rig: LeaseRig) -> None:
+    server = rig.replica()
+    (job_id, other_id) = rig.schedule(2)
+    jobs = {job.job_id: job for _ in "ab" for job in rig.lease(server)}
+    assert rig.settle(server.fail, jobs[job_id], retry_after_s=30) == ["settled"]
+    due_ms = rig.row(job_id).due_ms
+    assert rig.settle(server.fail, jobs[job_id], retry_after_s=60) == ["settled"]
+    # Acks are sent in their order, so the next one shows that those before it have been sent.
+    assert rig.settle(server.finish, jobs[other_id]) == ["settled"]
+    wait_until(lambda: rig.armed_ms(other_id) is None, "the last ack")
+    assert rig.row(job_id).due_ms == rig.armed_ms(job_id) == due_ms
 
 
 def test_an_expired_lease_goes_to_another_consumer(rig: LeaseRig) -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
 from toc.domain.declared_type import DeclaredType
+from toc.domain.limit_terms import ONE_PARTITION, make_limit_terms
 from toc.errors import TimerUnavailable
 from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
 from toc.limits.limits import Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
-from toc.timer.limit_store import LimitStore
+from toc.testing.clock import TestClock
+from toc.timer.limit_store import LimitStore, PartitionWish
 
 TYPE = "order.close"
 HOLD_MS = 15_000
@@ -239,6 +241,40 @@ def test_redis_learns_of_a_new_type_before_its_first_job(rig: LimitRig) -> None:
     assert process.keeper.run_once() <= HOLD_EVERY_S
     rig.clock.advance(SETTLE_MS / 1000)
     assert process.take([1]).admitted == {1}
+
+
+def test_a_clock_that_is_set_back_stops_no_type(rig: LimitRig) -> None:
+    ahead, back = TestClock(), TestClock()
+    ahead.advance(24 * 3600)
+    terms = make_limit_terms("10/s", 5, None, None)
+    assert terms is not None
+
+    def take(clock: TestClock, n: int) -> int:
+        store = LimitStore(rig.server, rig.namespace, clock, settle_ms=SETTLE_MS, partitions_max=9)
+        wish = PartitionWish(ONE_PARTITION, [str(i) for i in range(n)])
+        return store.take(TYPE, terms, HOLD_MS, [wish])[0][0].admitted
+
+    take(ahead, 1)
+    ahead.advance(60)
+    assert take(ahead, 9) == 5
+    assert take(back, 9) == 0
+    back.advance(0.5)
+    assert take(back, 9) == 5
+
+
+def test_a_rate_is_used_to_within_two_percent_of_a_minute(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="500/s"))
+    rig.store.hold(TYPE, [])
+    limits, began_s, count = process.limits, rig.clock.monotonic_s(), 0
+    while (passed_s := rig.clock.monotonic_s() - began_s) < 60:
+        fetched = limits.count_fetchable(TYPE, 200)
+        if not fetched:
+            rig.clock.advance(max(0.001, limits.next_fetch_s(TYPE)))
+            continue
+        count += len(process.take(range(count, count + fetched)).admitted)
+        rig.clock.advance(0.004)  # the pop, the claim
+        assert count <= 500 + 500 * passed_s
+    assert count >= 0.98 * 500 * 60
 
 
 class SilentStore(LimitStore):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -237,3 +237,73 @@ def test_run_now_writes_no_pass_for_a_type_that_is_open(rig: Rig) -> None:
     rig.center.run_now(job_id)
     rig.wait_for(Status.DONE, job_id)
     assert rig.sql(job_id, "SELECT 1 FROM toc_pause WHERE target LIKE 'job:%'") == []
+
+
+@pytest.mark.parametrize("redis", [True, False])
+def test_what_a_ramp_does_not_admit_waits_and_others_run(make_rig: MakeRig, redis: bool) -> None:
+    """The ramp allows a job in a hundred seconds."""
+    slow: dict[str, Any] = {"pauses": {"ramp_rate_min": 0.01}}
+    rig = make_rig(**slow) if redis else make_rig(redis_url="none", **slow)
+    rig.handler()(lambda _: None)
+    rig.handler(OTHER)(lambda _: None)
+    rig.start()
+    change_and_wait(rig, "pause", TYPE)
+    change_and_wait(rig, "resume", TYPE)
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(10)]
+    others = [rig.center.schedule(n, NOW, biz_type=OTHER) for n in range(10)]
+    rig.wait_for(Status.DONE, *others)
+    if redis:
+        wait_until(lambda: all(rig.armed_ms(job_id, HOLD) is not None for job_id in jobs))
+    assert sum(rig.row(job_id).attempts for job_id in jobs) <= 1
+    assert rig.center.run_now(jobs[5]) == "rescheduled"
+    rig.wait_for(Status.DONE, jobs[5])
+    rig.center.resume(TYPE, now=True)
+    rig.wait_for(Status.DONE, *jobs)
+    assert {rig.row(job_id).attempts for job_id in jobs} == {1}
+
+
+@pytest.mark.parametrize("redis", [True, False])
+def test_a_ramp_keeps_its_rate(make_rig: MakeRig, redis: bool) -> None:
+    terms: dict[str, Any] = {"pauses": {"ramp_rate_min": 20}, "topics": TOPICS}
+    rig = make_rig(**terms) if redis else make_rig(redis_url="none", **terms)
+    rig.handler(OTHER)(lambda _: None)
+    rig.start()
+    change_and_wait(rig, "pause", None, topic="slow")
+    jobs = [rig.center.schedule(n, NOW, biz_type=OTHER) for n in range(40)]
+    info = rig.center.resume(topic="slow")
+    assert (info.state, info.rate_per_s) == ("ramping", 20)
+    rig.wait_for(Status.DONE, *jobs, seconds=60)
+    assert info.until_ms is not None
+    claimed_ms = [_claimed_ms(rig, job_id) for job_id in jobs]
+    # At most 4 at once, and then 20 in a second: by the database's clock, which both times are of.
+    assert max(claimed_ms) - info.until_ms >= 1000 * (40 - 4 - 1) / 20
+
+
+def _claimed_ms(rig: Rig, job_id: int) -> int:
+    ((text,),) = rig.sql(
+        job_id, "SELECT CAST(claim_time AS CHAR) FROM {table} WHERE job_id = :id", id=job_id
+    )
+    return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def test_the_peak_before_a_pause_is_in_its_row(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    rig.start()
+    assert rig.node is not None
+    assert rig.node.pauses is not None
+    meter = rig.node.pauses.services[-1]._meter  # type: ignore[attr-defined]
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(30)]
+    rig.wait_for(Status.DONE, *jobs)
+    wait_until(lambda: rig.clock.monotonic_s() - meter._measured_s > 1, "a measurement to count")
+    cache = rig.node.pauses.cache
+    rig.center.pause(TYPE)
+
+    def peak() -> int:
+        found = cache.all().get(f"type:{TYPE}")
+        return 0 if found is None else found.row.peak_per_min
+
+    wait_until(lambda: peak() > 0, "the peak to be in the row")
+    assert peak() <= 30 * 60
+    resumed = rig.center.resume(TYPE)
+    assert resumed.rate_per_s == 50  # ramp_rate_min: a tenth of the peak is less

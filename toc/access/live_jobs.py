@@ -34,7 +34,7 @@ class _ScheduledCount:
     """Since the database was asked last."""
     room: int
     """How many may be scheduled until it is asked again."""
-    refused_until_s: float = float("-inf")
+    refused_until_s: float | None = None
 
 
 class LiveJobLimit:
@@ -42,6 +42,7 @@ class LiveJobLimit:
 
     def __init__(self, databases: Databases, clock: Clock, jobs_max: int) -> None:
         self._databases, self._clock, self._jobs_max = databases, clock, jobs_max
+        self._room_unasked = max(1, jobs_max // 4)
         self._lock = threading.Lock()
         self._counts: OrderedDict[_Key, _ScheduledCount] = OrderedDict()
 
@@ -75,11 +76,9 @@ class LiveJobLimit:
                 self._raise_if_refused(count)
             count.scheduled, count.room = jobs, max(jobs, min(left, self._room_unasked))
 
-    @property
-    def _room_unasked(self) -> int:
-        return max(1, self._jobs_max // 4)
-
     def _raise_if_refused(self, count: _ScheduledCount) -> None:
+        if count.refused_until_s is None:
+            return
         left_s = count.refused_until_s - self._clock.monotonic_s()
         if left_s > 0:
             raise TooManyCalls("jobs_per_biz_id", max(1.0, left_s))
@@ -90,5 +89,6 @@ class LiveJobLimit:
             if len(self._counts) >= BUSINESSES_MAX:
                 self._counts.popitem(last=False)
             found = self._counts[key] = _ScheduledCount(0, self._room_unasked)
-        self._counts.move_to_end(key)
+        else:
+            self._counts.move_to_end(key)
         return found

@@ -12,7 +12,8 @@ from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar, Unpack
 
 from toc.center.center import JobOptions, TimeoutCenter
-from toc.center.job_spec import When
+from toc.center.connections import Connections
+from toc.center.job_spec import CheckedJob, When
 from toc.center.job_wait import check_timeout, wait_for_end_async
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
 from toc.domain.ids import check_job_id
@@ -67,16 +68,11 @@ class AsyncTimeoutCenter:
         if job.dedup_key is not None:
             schedule = functools.partial(self.center.schedule, biz_id, action_time, **options)
             return await self._run_in_thread(schedule)
-        state = self.center._state  # noqa: SLF001
-        if state is None:  # connecting blocks
-            state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
+        state = await self._connect()
         checks, database = state.payload_checks, state.database_of_business(job.business)
         if checks.may_block(job.biz_type):
             await self._run_in_thread(functools.partial(checks.check_job, database, job))
-        loop = asyncio.get_running_loop()
-        waiting = WaitingJob(job, loop.create_future(), loop)
-        self._batches_of_database(database.index).enqueue(waiting)
-        return await waiting.answer
+        return await self._write_with_others(database.index, job)
 
     schedule_many = _in_thread(TimeoutCenter.schedule_many)
     cancel = _in_thread(TimeoutCenter.cancel)
@@ -122,6 +118,23 @@ class AsyncTimeoutCenter:
         await self.close()
 
     # ---- inside
+
+    async def _connect(self) -> Connections:
+        state = self.center._state  # noqa: SLF001 - both are the client
+        if state is None:  # connecting blocks
+            state = await self._run_in_thread(self.center._open_connections)  # noqa: SLF001
+        return state
+
+    async def _write_checked_job(self, job: CheckedJob) -> int:
+        """As `schedule`, with a job without a dedup_key that is checked already."""
+        state = await self._connect()
+        return await self._write_with_others(state.database_of_business(job.business).index, job)
+
+    async def _write_with_others(self, database: int, job: CheckedJob) -> int:
+        loop = asyncio.get_running_loop()
+        waiting = WaitingJob(job, loop.create_future(), loop)
+        self._batches_of_database(database).enqueue(waiting)
+        return await waiting.answer
 
     async def _run_in_thread(self, call: Callable[[], T]) -> T:
         self._forget_threads_of_parent()

@@ -298,21 +298,9 @@ class TimeoutCenter:
         """
         if actor is not None:
             check_actor(actor)
-        wanted = self._check_jobs(jobs, biz_type, on_duplicate)
-        state = self._open_connections()
-        by_database: dict[int, list[int]] = defaultdict(list)
-        for position, job in enumerate(wanted):
-            by_database[state.database_of_business(job.business).index].append(position)
-        writer = EachSchedule(
-            lambda part: self._prepare_bulk(part, on_duplicate, actor),
-            lambda job: state.shard_of_business(job.business),
+        return self._write_checked_jobs(
+            self._check_jobs(jobs, biz_type, on_duplicate), on_duplicate, actor
         )
-        results: dict[int, Scheduled | Exception] = {}
-        for positions in by_database.values():
-            written = writer.write_jobs([wanted[position] for position in positions])
-            for position, each in zip(positions, written, strict=True):
-                results[position] = each if isinstance(each, Exception) else each.as_scheduled
-        return [results[position] for position in range(len(wanted))]
 
     def place(self, *job_ids: int) -> None:
         """Times jobs that were scheduled with `connection=`, after that transaction's commit."""
@@ -465,8 +453,8 @@ class TimeoutCenter:
     ) -> PauseInfo:
         """Ends a pause: claims begin again, with a ramp. now: without a ramp; during a ramp: ends the ramp.
 
-        Changes nothing if the pause is over already. Raises NotFound if there never was one, InvalidInput,
-        and StoreUnavailable if no database answers.
+        Changes nothing if the pause is over already, or there never was one: the state is then "over". Raises
+        InvalidInput, and StoreUnavailable if no database answers.
         """
         _check_words(reason, actor)
         target = target_of(biz_type, topic, everything=everything)
@@ -830,6 +818,25 @@ class TimeoutCenter:
     ) -> BulkSchedule:
         state = self._open_connections()
         return BulkSchedule(state, wanted, on_duplicate, self._second_writer, actor)
+
+    def _write_checked_jobs(
+        self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate, actor: str | None = None
+    ) -> list[Scheduled | Exception]:
+        """As `schedule_each`, with jobs whose arguments and payloads are checked already."""
+        state = self._open_connections()
+        by_database: dict[int, list[int]] = defaultdict(list)
+        for position, job in enumerate(wanted):
+            by_database[state.database_of_business(job.business).index].append(position)
+        writer = EachSchedule(
+            lambda part: self._prepare_bulk(part, on_duplicate, actor),
+            lambda job: state.shard_of_business(job.business),
+        )
+        results: dict[int, Scheduled | Exception] = {}
+        for positions in by_database.values():
+            written = writer.write_jobs([wanted[position] for position in positions])
+            for position, each in zip(positions, written, strict=True):
+                results[position] = each if isinstance(each, Exception) else each.as_scheduled
+        return [results[position] for position in range(len(wanted))]
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:

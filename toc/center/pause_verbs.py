@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from toc.domain.pauses import HeldTypes, Pause, PauseInfo, Phase, Ramp
 from toc.domain.times import action_time_to_ms
-from toc.errors import InvalidInput, NotFound
+from toc.errors import InvalidInput
 from toc.runtime.settings import Settings
 from toc.store.databases import Database, Databases
 from toc.store.pauses import KnownPause, PauseCache, Pauses
@@ -45,9 +45,17 @@ class PauseVerbs:
     ) -> PauseInfo:
         """See `TimeoutCenter.resume`."""
 
+        cache = PauseCache(self._databases)
+        cache.read_all_copies()
+        if target not in cache.all():
+            now_ms = self._databases.now_ms()
+            return PauseInfo(
+                target, Phase.OVER.value, now_ms, now_ms, None, actor or self._actor, None
+            )
+
         def edit(before: Pause | None, now_ms: int) -> Pause:
-            if before is None:
-                raise NotFound(f"{target!r} was never paused")
+            if before is None:  # its rows were deleted a moment ago
+                return Pause(target, now_ms, now_ms)
             if before.phase_at(now_ms) is Phase.OVER:
                 return before
             return before.resumed_at(now_ms, with_ramp=with_ramp)

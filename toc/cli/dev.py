@@ -14,8 +14,10 @@ import typer
 
 from toc.cli.clients import current_person
 from toc.cli.common_options import serving_command
+from toc.cli.exit_codes import NO
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
+from toc.cli.stop_limit import limit_stop
 from toc.cli.stop_request import StopRequest
 from toc.domain.declared_type import DeclaredType
 from toc.errors import SettingsError
@@ -35,6 +37,7 @@ from toc.store.declared_types import DeclaredTypes
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
+STOP_S_MAX = 60.0  # beside worker.stop_s: above what all parts may take together
 
 Directory = Annotated[
     Path | None,
@@ -53,6 +56,7 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
     Databases (SQLite) and a private Redis live in a directory, by default .toc. Clients that run
     in the same working directory find them without any settings. Without --app each fired job of the
     type "default" is printed; jobs of other types wait for a handler. Stop it with Ctrl-C; the jobs stay.
+    60 s after the time that handlers have (worker.stop_s) it ends in any case, and then exits 1.
     """
     del output
 
@@ -78,6 +82,7 @@ def run_dev(output: Output, app: Apps = None, directory: Directory = None) -> No
                 while not stop.wait_for_stop(WATCH_S):
                     redis.restart_if_ended()
                 typer.echo("stopping ...")
+                limit_stop(settings.worker.stop_s + STOP_S_MAX, NO, redis.kill)
             finally:
                 web.stop()
                 node.stop()

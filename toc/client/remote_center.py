@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,6 +22,7 @@ from toc.client.server_address import make_server_address
 from toc.client.verbs import Verbs
 from toc.domain.countdown import ArrivalAnswer
 from toc.domain.job import Answer, Job, Scheduled
+from toc.domain.pauses import PauseInfo
 from toc.errors import SettingsError
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings, load_settings
@@ -349,6 +350,24 @@ class RemoteCenter(_RemoteBase):
         )
         return done if details else done.job_id
 
+    def pause(
+        self,
+        biz_type: str,
+        *,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+    ) -> PauseInfo:
+        """Pauses a type, as `TimeoutCenter.pause`. The token must have no tenant."""
+        return self._transport.run_verb(self._verbs.pause(biz_type, until=until, reason=reason))
+
+    def resume(self, biz_type: str, *, now: bool = False, reason: str | None = None) -> PauseInfo:
+        """Ends the pause of a type, as `TimeoutCenter.resume`. The token must have no tenant."""
+        return self._transport.run_verb(self._verbs.resume(biz_type, now=now, reason=reason))
+
+    def pauses(self) -> list[PauseInfo]:
+        """The pauses and ramps of the types that the token may read, as `TimeoutCenter.pauses`."""
+        return self._transport.run_verb(self._verbs.pauses())
+
     def get(self, job_id: int) -> Job | None:
         """The job as the database has it now; None: no such job, or the token may not see it.
 
@@ -536,6 +555,9 @@ class AsyncRemoteCenter(_RemoteBase):
     reschedule = _awaited(RemoteCenter.reschedule)
     redrive = _awaited(RemoteCenter.redrive)
     run_now = _awaited(RemoteCenter.run_now)
+    pause = _awaited(RemoteCenter.pause)
+    resume = _awaited(RemoteCenter.resume)
+    pauses = _awaited(RemoteCenter.pauses)
     get = _awaited(RemoteCenter.get)
     wait = _awaited(RemoteCenter.wait)
     find = _awaited(RemoteCenter.find)

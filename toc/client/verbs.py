@@ -25,6 +25,7 @@ from toc.client.wire_jobs import (
     parse_answer,
     parse_arrival,
     parse_job,
+    parse_pause,
     parse_scheduled,
     when_document,
 )
@@ -38,6 +39,7 @@ from toc.domain.biz_ids import check_business_id
 from toc.domain.countdown import ArrivalAnswer, check_arrival_id, check_own_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
+from toc.domain.pauses import PauseInfo
 from toc.domain.times import action_time_to_ms, ceil_ms
 from toc.errors import InvalidInput, NotFound
 from toc.runtime.clock import Clock, SystemClock
@@ -263,6 +265,50 @@ class Verbs:
             arguments=arguments,
         )
         return parse_scheduled(answer)
+
+    # ---- pause
+
+    def pause(
+        self,
+        biz_type: str,
+        *,
+        until: datetime | timedelta | None = None,
+        reason: str | None = None,
+    ) -> Steps[PauseInfo]:
+        check_reason(reason)
+        document = _reason_document(reason)
+        if isinstance(until, timedelta):
+            document["delay"] = when_document(until)["delay"]
+        elif until is not None:
+            end_ms = action_time_to_ms(until, self._clock.wall_ms())
+            document["until"] = when_document(end_ms)["action_time"]
+        arguments = {"biz_type": biz_type, "until": until, "reason": reason}
+        return (yield from self._change_pause("pause", biz_type, document, arguments))
+
+    def resume(
+        self, biz_type: str, *, now: bool = False, reason: str | None = None
+    ) -> Steps[PauseInfo]:
+        check_reason(reason)
+        document = _reason_document(reason) | {"now": now}
+        arguments = {"biz_type": biz_type, "now": now, "reason": reason}
+        return (yield from self._change_pause("resume", biz_type, document, arguments))
+
+    def pauses(self) -> Steps[list[PauseInfo]]:
+        document = yield HttpCall("GET", "/v1/pauses", is_repeatable=True)
+        return [parse_pause(each) for each in document.get("pauses", ())]
+
+    def _change_pause(
+        self, verb: str, biz_type: str, document: dict[str, Any], arguments: dict[str, Any]
+    ) -> Steps[PauseInfo]:
+        # Repeatable: a second call finds the state that the first one has made.
+        answer = yield HttpCall(
+            "POST",
+            f"/v1/types/{_quoted_type(biz_type)}:{verb}",
+            encode_body(document),
+            is_repeatable=True,
+            arguments=arguments,
+        )
+        return parse_pause(answer)
 
     # ---- look
 

@@ -9,6 +9,7 @@ from toc.center.job_spec import CheckedJob
 from toc.domain.biz_ids import BusinessId
 from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.job import Answer, Job, Scheduled, Status
+from toc.domain.pauses import PauseInfo
 from toc.domain.result_document import Progress
 from toc.domain.times import EPOCH, ceil_ms, datetime_of
 from toc.errors import RequestFailed
@@ -117,6 +118,24 @@ def parse_answer(document: Any) -> Answer:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _not_understood("an answer", error) from None
+
+
+def parse_pause(document: Any) -> PauseInfo:
+    """A pause in an answer. Raises RequestFailed."""
+    try:
+        until = document["until"]
+        rate = document["rate_per_s"]
+        return PauseInfo(
+            str(document["target"]),
+            str(document["state"]),
+            parse_time_ms(document["from"]),
+            None if until is None else parse_time_ms(until),
+            None if rate is None else float(rate),
+            str(document["actor"]),
+            document["reason"],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _not_understood("pause", error) from None
 
 
 def parse_time_ms(text: str) -> int:

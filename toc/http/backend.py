@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from toc.access.access import Access
 from toc.center.async_center import AsyncTimeoutCenter
 from toc.center.center import TimeoutCenter
+from toc.center.job_spec import CheckedJob
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import routing_bits_of
+from toc.domain.job import Scheduled
 from toc.domain.routing import routing_hash_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -21,6 +24,7 @@ from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+from toc.store.jobs import OnDuplicate
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +105,18 @@ class Backend:
             if not self._has_leases:
                 self._lease_node.start()
                 self._has_leases = True
+
+    # ---- new jobs
+
+    async def write_job(self, job: CheckedJob) -> int:
+        """Writes a job without a dedup_key, together with those of other calls; returns its id."""
+        return await self.async_center._write_checked_job(job)  # noqa: SLF001 - it was checked here
+
+    def write_jobs(
+        self, jobs: Sequence[CheckedJob], rule: OnDuplicate, actor: str
+    ) -> list[Scheduled | Exception]:
+        """Writes jobs; returns the result or the error of each, in their order. Blocks."""
+        return self.center._write_checked_jobs(jobs, rule, actor)  # noqa: SLF001 - they were checked here
 
     # ---- which database
 

@@ -60,7 +60,10 @@ async def read_body(
 
 def read_query(request: Request, known: Mapping[str, str]) -> dict[str, str]:
     """The values behind "?". Raises HttpProblem for an unknown name, or one that stands there twice."""
-    if len(request.url.query) > QUERY_CHARS_MAX:
+    text = request.scope["query_string"]
+    if not text:
+        return {}
+    if len(text) > QUERY_CHARS_MAX:
         raise invalid("query", f"must have at most {QUERY_CHARS_MAX} characters")
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():

@@ -77,8 +77,7 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         self.since_s = self.loop.time()
         self._cancel_deadline()
-        # The client may read the answer slowly, or send the rest of a body that nobody reads, so long.
-        if self.transport.is_closing() or self.conn.their_state is h11.SEND_BODY:
+        if self.transport.is_closing():  # the client may read the answer slowly
             self._set_deadline(self.head_s_max)
         super().on_response_complete()
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller, Scope
-from toc.domain.argument_checks import encode_attribute
-from toc.domain.declared_type import DeclaredType, check_payload
+from toc.domain.declared_type import DeclaredType
 from toc.errors import InvalidInput
-from toc.http.problems import HttpProblem
+from toc.http.problems import HttpProblem, unavailable
 
 if TYPE_CHECKING:
     from toc.http.backend import Backend
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 def require_type(backend: Backend, caller: Caller, scope: Scope, biz_type: str) -> DeclaredType:
     """The declaration of a type that the caller may use.
 
-    Raises HttpProblem (403) if the caller may not, InvalidInput for a type that is not declared.
+    Raises HttpProblem (403) if the caller may not, HttpProblem (503) while the declarations are not known,
+    InvalidInput for a type that is not declared.
     """
     if not is_allowed(caller, scope, biz_type, caller.tenant):
         raise not_allowed(scope)
-    declared = backend.catalogue.get(biz_type)
+    declared = declared_types(backend).get(biz_type)
     if declared is None:
         raise InvalidInput("biz_type", biz_type, "must be a declared type")
     return declared
 
 
-def check_payload_of(
-    declared: DeclaredType, payload: dict[str, Any] | None, bytes_max: int
-) -> None:
-    """Raises InvalidInput for a payload that is too large, or does not fit the schema of its type."""
-    if declared.payload_schema is not None:
-        # First: the time of a check grows with the size, and the event loop waits for it.
-        encode_attribute(payload, bytes_max)
-    check_payload(declared, payload, field="payload")
+def declared_types(backend: Backend) -> Mapping[str, DeclaredType]:
+    """The declared types by name. Raises HttpProblem (503) while no database has answered."""
+    if not backend.catalogue.was_read:
+        raise unavailable(
+            "no database has answered yet, so it is not known which types are declared"
+        )
+    return backend.catalogue.all()
 
 
 def not_allowed(scope: Scope) -> HttpProblem:

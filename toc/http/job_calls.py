@@ -8,9 +8,7 @@ key.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,14 +17,15 @@ from typing import Any
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
-from toc.center.job_spec import JobSpec, When
+from toc.center.job_spec import CheckedJob
 from toc.center.job_wait import wait_for_end_async
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.job import Job, Scheduled
 from toc.errors import InvalidInput, NotFound, TocError
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import check_payload_of, not_allowed, require_type
+from toc.http.declared import not_allowed
+from toc.http.job_checks import JobChecks, with_names_of_http
 from toc.http.job_documents import (
     etag_of,
     job_document,
@@ -35,7 +34,6 @@ from toc.http.job_documents import (
     parse_job_id,
     parse_limit,
     parse_wait,
-    parse_when,
     scheduled_document,
 )
 from toc.http.long_poll import wait_unless_gone
@@ -43,10 +41,10 @@ from toc.http.models import JobIn, JobsIn
 from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
 
-IDEMPOTENT = "idem:"
-"""How keys begin that are made from the header Idempotency-Key. No key of a caller may begin so."""
+CHECKS_S_MAX = 0.002  # of checks between two looks at other calls
 _IDEMPOTENCY_KEY = re.compile(r'"([!#-~]{1,255})"|([!#-~]{1,255})', re.ASCII)
-_NAMES = {"attribute": "payload", "dedup_key": "key"}
+_Wanted = tuple[int, CheckedJob]
+"""A job to write, and its position in the call."""
 
 
 async def schedule_jobs(backend: Backend, call: Call) -> Reply:
@@ -55,7 +53,7 @@ async def schedule_jobs(backend: Backend, call: Call) -> Reply:
     if isinstance(call.body, JobsIn):
         return await _schedule_bulk(backend, call, call.body.jobs, key)
     try:
-        wanted, rule = _check_job(backend, call.caller, call.body, key)
+        wanted, rule = JobChecks(backend, call.caller).check_job(call.body, key)
         done = await _schedule_one(backend, call.caller, wanted, rule)
     except InvalidInput as error:
         raise with_names_of_http(error) from None
@@ -65,32 +63,25 @@ async def schedule_jobs(backend: Backend, call: Call) -> Reply:
         status,
         {"Location": f"/v1/jobs/{done.job_id}"},
         done.did,
-        f"{wanted['biz_type']} {done.job_id}",
+        f"{wanted.biz_type} {done.job_id}",
         int(done.did != "kept"),
     )
 
 
 async def _schedule_one(
-    backend: Backend, caller: Caller, wanted: JobSpec, rule: OnDuplicate
+    backend: Backend, caller: Caller, wanted: CheckedJob, rule: OnDuplicate
 ) -> Scheduled:
-    when: When = wanted["action_time"]
-    options: dict[str, Any] = {
-        name: value for name, value in wanted.items() if name not in ("biz_id", "action_time")
-    }
-    business = check_business_id(wanted["biz_id"], caller.tenant)
-    index = backend.database_of_business(business)
-    await require_room(backend, index, business, wanted["biz_type"])
-    if wanted.get("dedup_key") is None:
+    index = backend.database_of_business(wanted.business)
+    await require_room(backend, index, wanted.business, wanted.biz_type)
+    if wanted.dedup_key is None:
         with backend.calls.place(index):
-            job_id = await backend.async_center.schedule(wanted["biz_id"], when, **options)
+            job_id = await backend.write_job(wanted)
         return Scheduled(job_id, "inserted")
-
-    def schedule() -> Scheduled:
-        return backend.center.schedule(
-            wanted["biz_id"], when, details=True, on_duplicate=rule, actor=caller.actor, **options
-        )
-
-    return await backend.calls.run(index, schedule)
+    write = functools.partial(backend.write_jobs, [wanted], rule, caller.actor)
+    (done,) = await backend.calls.run(index, write)
+    if isinstance(done, Exception):
+        raise done
+    return done
 
 
 async def require_room(
@@ -108,31 +99,34 @@ async def _schedule_bulk(
 ) -> Reply:
     """Writes the jobs that are acceptable; each job has its own result."""
     results: list[Scheduled | Exception] = [NotFound("not tried")] * len(jobs)
-    groups: dict[tuple[int, OnDuplicate], list[tuple[int, JobSpec]]] = defaultdict(list)
+    checks, monotonic_s = JobChecks(backend, call.caller), backend.clock.monotonic_s
+    # The groups of one database go one after the other: a call takes one of the database's places.
+    by_database: dict[int, dict[OnDuplicate, list[_Wanted]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    began_s = monotonic_s()
     for position, job in enumerate(jobs):
-        await asyncio.sleep(0)  # other calls go on: schemas make a check slow
+        if monotonic_s() - began_s > CHECKS_S_MAX:
+            await asyncio.sleep(0)  # other calls go on: schemas make a check slow
+            began_s = monotonic_s()
         try:
             own_key = None if key is None else f"{key}\n{position}"
-            wanted, rule = _check_job(backend, call.caller, job, own_key)
-            business = check_business_id(wanted["biz_id"], call.caller.tenant)
+            wanted, rule = checks.check_job(job, own_key)
         except (InvalidInput, HttpProblem) as error:
             results[position] = error
             continue
-        groups[backend.database_of_business(business), rule].append((position, wanted))
-    # The groups of one database go one after the other: a call takes one of the database's places.
-    by_database: dict[int, list[tuple[OnDuplicate, list[tuple[int, JobSpec]]]]] = defaultdict(list)
-    for (index, rule), group in groups.items():
-        by_database[index].append((rule, group))
+        index = backend.database_of_business(wanted.business)
+        by_database[index][rule].append((position, wanted))
 
     async def write_groups(index: int) -> None:
-        for rule, all_of_group in by_database[index]:
-            group = await _jobs_with_room(backend, index, call.caller, all_of_group, results)
+        for rule, all_of_group in by_database[index].items():
+            group = await _jobs_with_room(backend, index, all_of_group, results)
             if not group:
                 continue
-            specs = [wanted for _, wanted in group]
             write = functools.partial(
-                backend.center.schedule_each, specs, on_duplicate=rule, actor=call.caller.actor
-            )
+                backend.write_jobs,
+                [wanted for _, wanted in group], rule, call.caller.actor,
+            )  # fmt: skip
             found: Sequence[Scheduled | Exception]
             try:
                 found = await backend.calls.run(index, write)
@@ -155,16 +149,14 @@ async def _schedule_bulk(
 async def _jobs_with_room(
     backend: Backend,
     index: int,
-    caller: Caller,
-    group: Sequence[tuple[int, JobSpec]],
+    group: Sequence[_Wanted],
     results: list[Scheduled | Exception],
-) -> list[tuple[int, JobSpec]]:
+) -> list[_Wanted]:
     """The jobs whose business ids have room for them; `results` gets the errors of the others."""
-    by_business: dict[tuple[BusinessId, str], list[tuple[int, JobSpec]]] = defaultdict(list)
-    for position, wanted in group:
-        business = check_business_id(wanted["biz_id"], caller.tenant)
-        by_business[business, wanted["biz_type"]].append((position, wanted))
-    accepted: list[tuple[int, JobSpec]] = []
+    by_business: dict[tuple[BusinessId, str], list[_Wanted]] = defaultdict(list)
+    for each in group:
+        by_business[each[1].business, each[1].biz_type].append(each)
+    accepted: list[_Wanted] = []
     for (business, biz_type), jobs in by_business.items():
         try:
             await require_room(backend, index, business, biz_type, len(jobs))
@@ -182,40 +174,6 @@ def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
     if isinstance(result, InvalidInput):
         result = with_names_of_http(result)
     return {"problem": problem_of(result).as_document()}
-
-
-def _check_job(
-    backend: Backend, caller: Caller, job: JobIn, idempotency_key: str | None
-) -> tuple[JobSpec, OnDuplicate]:
-    """The job for `schedule`, with its rule for a held key. Raises InvalidInput, HttpProblem (403)."""
-    declared = require_type(backend, caller, "schedule", job.biz_type)
-    check_payload_of(declared, job.payload, backend.settings.limits.attribute_bytes)
-    key, rule = job.key, job.on_duplicate
-    if key is not None and key.startswith(IDEMPOTENT):
-        raise InvalidInput("key", key, f"must not begin with {IDEMPOTENT!r}")
-    wanted: JobSpec = {
-        "biz_id": parse_biz_id(job.biz_id, job.biz_id_is_text, digits_are_text=True),
-        "action_time": parse_when(job.action_time, job.delay),
-        "biz_type": job.biz_type,
-        "attribute": job.payload,
-        "dedup_key": key,
-        "tenant": caller.tenant,
-    }
-    if idempotency_key is None:
-        return wanted, rule
-    if key is not None:
-        rule_of_keys = (
-            "must not be given with the header Idempotency-Key: a key makes the call idempotent"
-        )
-        raise InvalidInput("key", key, rule_of_keys)
-    wanted["dedup_key"] = make_idempotent_key(idempotency_key)
-    return wanted, "once"
-
-
-def make_idempotent_key(text: str) -> str:
-    """The key of a job that was scheduled with an Idempotency-Key."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return IDEMPOTENT + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def _idempotency_key_of(call: Call) -> str | None:
@@ -299,10 +257,3 @@ async def find_jobs(backend: Backend, call: Call) -> Reply:
         raise with_names_of_http(error) from None
     last = str(jobs[-1].job_id) if len(jobs) == limit else None
     return Reply({"jobs": [job_document(job) for job in jobs], "next": last})
-
-
-def with_names_of_http(error: InvalidInput) -> InvalidInput:
-    """The error with the name that the field has over HTTP."""
-    first, slash, rest = error.field.partition("/")
-    name = first.rpartition(".")[2] if first.startswith("jobs[") else first
-    return InvalidInput(_NAMES.get(name, name) + slash + rest, error.value, error.rule)

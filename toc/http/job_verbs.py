@@ -17,7 +17,7 @@ from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Action, Call, Reply
 from toc.http.declared import not_allowed
-from toc.http.job_calls import with_names_of_http
+from toc.http.job_checks import with_names_of_http
 from toc.http.job_documents import answer_document, parse_biz_id, parse_job_id, parse_when
 
 Change = Callable[[Backend, Call, int], Answer]

@@ -475,6 +475,49 @@ class LeaseResults(_Answer):
     results: list[LeaseResult]
 
 
+# ---- pauses
+
+
+class PauseIn(_Request):
+    """Until when a type is paused: `until` or `delay`; neither: until somebody resumes it."""
+
+    until: Annotated[
+        str | None, Field(max_length=64, description="An RFC 3339 time in the future.")
+    ] = None
+    delay: Delay = None
+    reason: Reason = None
+
+
+class ResumeIn(_Request):
+    """How a type is resumed."""
+
+    now: Annotated[bool | None, Field(description="true: without a ramp, or end the ramp now")] = (
+        None
+    )
+    reason: Reason = None
+
+
+class PauseOut(_Answer):
+    """A pause. `rate_per_s`: while it ramps: how many jobs may start in a second, in all processes."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    target: Annotated[str, Field(description="type:NAME, topic:NAME or all.")]
+    state: Literal["paused", "ramping", "over"]
+    from_: Annotated[str, Field(alias="from", description="When it began.")]
+    until: Annotated[
+        str | None, Field(description="When it ends or ended; null: when somebody resumes.")
+    ]
+    rate_per_s: float | None
+    actor: str
+    reason: str | None
+
+
+class PausesOut(_Answer):
+    """The pauses and ramps of the types that the token may read."""
+
+    pauses: list[PauseOut]
+
+
 # ---- types, health
 
 

@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from toc.http.call import Route
 from toc.http.models import ProblemOut
+from toc.http.openapi_links import make_links, operation_id
 from toc.http.problems import MEDIA_TYPE
 from toc.http.routes import BULK_ANSWERS
 
@@ -25,6 +26,7 @@ _ALWAYS = (
 _OF_BODIES = (
     HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
 )  # fmt: skip
+Links = dict[tuple[str, HTTPStatus], dict[str, Any]]
 _PATTERNS = {"job_id": r"^[0-9]{1,19}$", "biz_type": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}
 
 
@@ -36,10 +38,11 @@ def make_openapi(routes: Iterable[Route]) -> dict[str, Any]:
         models.update(dict.fromkeys(route.bodies, "validation"))
         for answer in _answers_of(route):
             models[answer] = "serialization"
+    links = make_links(routes)
     keys, definitions = models_json_schema(list(models.items()), ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation_of(route, keys)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation_of(route, keys, links)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -60,7 +63,8 @@ def _answers_of(route: Route) -> list[type[BaseModel]]:
     return [model for model in (route.answer, bulk) if model is not None]
 
 
-def _operation_of(route: Route, keys: Any) -> dict[str, Any]:
+def _operation_of(route: Route, keys: Any, links: Links) -> dict[str, Any]:
+    name = operation_id(route)
     answers = [keys[model, "serialization"] for model in _answers_of(route)]
     answer = answers[0] if len(answers) == 1 else {"oneOf": answers}
     responses: dict[str, Any] = {}
@@ -70,15 +74,16 @@ def _operation_of(route: Route, keys: Any) -> dict[str, Any]:
         responses[str(int(status))] = {"description": status.phrase} | (
             {"content": content} if has_content else {}
         )
+        if (name, status) in links:
+            responses[str(int(status))]["links"] = links[name, status]
     problem = {MEDIA_TYPE: {"schema": keys[ProblemOut, "serialization"]}}
     refusals = list(route.problems) + (list(_OF_BODIES) if route.bodies else [])
     if route.scope is not None:
         refusals += _ALWAYS
     for status in refusals:
         responses.setdefault(str(int(status)), {"description": status.phrase, "content": problem})
-    verb = re.sub(r"[^A-Za-z0-9]+", "_", f"{route.method.lower()}{route.path}").strip("_")
     operation: dict[str, Any] = {
-        "operationId": verb,
+        "operationId": name,
         "summary": route.summary,
         "parameters": _parameters_of(route),
         "responses": responses,

@@ -145,3 +145,8 @@ def forbidden(scope: str) -> HttpProblem:
 def overloaded(what: str) -> HttpProblem:
     """The problem of a call that finds a full queue."""
     return HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", what, headers=_RETRY)
+
+
+def unavailable(what: str) -> HttpProblem:
+    """The problem of a call that needs a database, none of which has answered since this process started."""
+    return HttpProblem(HTTPStatus.SERVICE_UNAVAILABLE, StoreUnavailable.code, what, headers=_RETRY)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from toc.http import countdown_calls, debounce_calls, job_calls, job_verbs, lease_calls, type_calls
+from toc.http import (
+    countdown_calls,
+    debounce_calls,
+    job_calls,
+    job_verbs,
+    lease_calls,
+    pause_calls,
+    type_calls,
+)
 from toc.http.call import Route
 from toc.http.models import (
     AnswerOut,
@@ -28,9 +36,13 @@ from toc.http.models import (
     LeaseIn,
     LeaseResults,
     LeasesOut,
+    PauseIn,
+    PauseOut,
+    PausesOut,
     ReasonIn,
     ReleaseIn,
     RescheduleIn,
+    ResumeIn,
     ScheduledOut,
     TypesOut,
 )
@@ -134,6 +146,20 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/types/{biz_type}/jobs:arrive", countdown_calls.arrive_by_key, ArrivalOut,
         "Count an arrival of the countdown of a business id (and key).",
         scope="schedule", bodies=(BusinessArriveIn,), audited="jobs.arrive",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}:pause", pause_calls.pause_type, PauseOut,
+        "Pause a type for all tenants; it needs a token without a tenant.",
+        scope="operate", bodies=(PauseIn,), needs_body=False, audited="types.pause",
+    ),
+    Route(
+        "POST", "/v1/types/{biz_type}:resume", pause_calls.resume_type, PauseOut,
+        "End the pause of a type; its jobs start again at a growing rate.",
+        scope="operate", bodies=(ResumeIn,), needs_body=False, audited="types.resume",
+    ),
+    Route(
+        "GET", "/v1/pauses", pause_calls.list_pauses, PausesOut,
+        "List what is paused, and what ramps after a pause.", scope="read",
     ),
     Route(
         "POST", "/v1/leases", lease_calls.lease_jobs, LeasesOut,

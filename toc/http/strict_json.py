@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
@@ -12,9 +11,6 @@ INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
 _DIGITS_MAX = (
     20  # of an integer; 2^64 has 20. The time of int() grows with the square of their number
 )
-# The strings of a document, the last of which may lack its end. The quantifiers give nothing back, so the
-# time is linear in the length.
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?+', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"[]", b"{}")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = ord("{")
@@ -42,7 +38,7 @@ def is_nested_deeper(body: bytes, nesting_max: int) -> bool:
     """Whether objects and lists are nested more than `nesting_max` deep, so that a parser would recurse."""
     if body.count(b"{") + body.count(b"[") <= nesting_max:
         return False
-    brackets = _STRINGS.sub(b"", body).translate(_BRACKETS, _OTHERS)
+    brackets = _without_strings(body).translate(_BRACKETS, _OTHERS)
     left = brackets
     for _ in range(nesting_max):  # each round takes the innermost pairs away: quick for long lists
         if not left:
@@ -56,6 +52,17 @@ def is_nested_deeper(body: bytes, nesting_max: int) -> bool:
         if depth > nesting_max:
             return True
     return False
+
+
+def _without_strings(body: bytes) -> bytes:
+    """The text without its strings, the last of which may lack its end.
+
+    A backslash outside of a string is no JSON: what follows it does not matter. Several times as quick as a
+    regular expression.
+    """
+    if b"\\" in body:  # in this order: the second of two backslashes escapes nothing
+        body = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(body.split(b'"')[::2])
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from toc.domain.job import Event
 from toc.errors import NotFound, StoreUnavailable
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
+from toc.http.declared import declared_types
 from toc.http.job_calls import read_job
 from toc.http.job_documents import job_document
 from toc.http.wire_times import format_time
@@ -26,7 +27,7 @@ async def list_types(backend: Backend, call: Call) -> Reply:
     caller = call.caller
     found = [
         _type_document(declared)
-        for name, declared in sorted(backend.catalogue.all().items())
+        for name, declared in sorted(declared_types(backend).items())
         if is_allowed(caller, "read", name, caller.tenant)
     ]
     return Reply({"types": found})

@@ -27,7 +27,9 @@ def parse_action_time(value: str) -> datetime:
         raise InvalidInput("action_time", value[:TEXT_CHARS_MAX], rule)
     day, clock, fraction, zone = found.groups()
     try:
-        moment = datetime.fromisoformat(f"{day}T{clock}{zone.upper().replace('Z', '+00:00')}")
+        if fraction is None or len(fraction) <= 6:  # microseconds, which Python reads by itself
+            return datetime.fromisoformat(value.upper()).astimezone(UTC)
+        moment = datetime.fromisoformat(f"{day}T{clock}{zone.upper()}")
         return (moment + _fraction_of_second(fraction)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidInput("action_time", value, rule) from None

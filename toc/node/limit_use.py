@@ -1,19 +1,25 @@
-"""How far the limits of a type are used now, for `toc types show`."""
+"""How far the limits of a type are used now, for `toc types show` and `toc status`."""
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from toc.domain.declared_type import DeclaredType
 from toc.domain.limit_terms import LimitTerms
-from toc.errors import TimerUnavailable
+from toc.errors import TimerUnavailable, TocError
 from toc.limits.keeper import SETTLE_MS
+from toc.node.health import HealthPart
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
+from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypeCache
 from toc.timer.limit_store import LimitStore, LimitUse
 from toc.timer.reminders import Reminders
+
+TYPES_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +64,45 @@ def read_limit_use(settings: Settings, declared: DeclaredType | None) -> TypeLim
     """The use of a type's limits; None: it has none."""
     if declared is None or declared.limit_terms is None:
         return None
-    terms, use = declared.limit_terms, None
-    if settings.has_timer:
-        clock = SystemClock()
-        with closing(Reminders.from_settings(settings, clock)) as server:
-            store = LimitStore(
-                server, settings.namespace, clock, settle_ms=SETTLE_MS,
-                partitions_max=settings.limits.partitions,
-            )  # fmt: skip
-            try:
-                use = store.read_use([declared.name])[declared.name]
-            except TimerUnavailable:
-                use = None
-    return TypeLimitUse(terms, use)
+    if not settings.has_timer:
+        return TypeLimitUse(declared.limit_terms, None)
+    with closing(Reminders.from_settings(settings, SystemClock())) as server:
+        return _read_uses(settings, {declared.name: declared.limit_terms}, server)[declared.name]
+
+
+def health_of_limits(
+    settings: Settings, databases: Databases, reminders: Reminders | None
+) -> Iterator[HealthPart]:
+    """Yields a part with the limited types and how far their limits are used; no alarm.
+
+    Jobs that wait for a limit are late all the same, which the part "jobs" says.
+    """
+    cache = DeclaredTypeCache(databases)
+    try:
+        cache.read_all_copies()
+    except TocError:  # the parts of the databases say so
+        return
+    types = {name: each.limit_terms for name, each in cache.all().items() if each.limit_terms}
+    if not types:
+        return
+    shown = dict(sorted(types.items())[:TYPES_SHOWN_MAX])
+    uses = _read_uses(settings, shown, reminders)
+    texts = [f"{name}: {use.text.removeprefix('limits: ')}" for name, use in uses.items()]
+    more = len(types) - len(shown)
+    texts += [f"and {more} more types"] if more else []
+    yield HealthPart("limits", "up", None, "; ".join(texts))
+
+
+def _read_uses(
+    settings: Settings, types: Mapping[str, LimitTerms], server: Reminders | None
+) -> dict[str, TypeLimitUse]:
+    """The use of each type's limits; without it where Redis does not answer."""
+    found: Mapping[str, LimitUse] = {}
+    if server is not None:
+        store = LimitStore(
+            server, settings.namespace, SystemClock(), settle_ms=SETTLE_MS,
+            partitions_max=settings.limits.partitions,
+        )  # fmt: skip
+        with suppress(TimerUnavailable):
+            found = store.read_use(list(types))
+    return {name: TypeLimitUse(terms, found.get(name)) for name, terms in types.items()}

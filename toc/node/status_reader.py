@@ -26,6 +26,7 @@ from toc.node.health import (
     health_of_last_night,
     health_of_reconciliation,
 )
+from toc.node.limit_use import health_of_limits
 from toc.node.node import Node
 from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
@@ -78,6 +79,7 @@ class StatusReader:
         pauses = self._read_pauses()
         self._settings.held_types.replace_targets(info.target for info in pauses)
         found = [self._check_overdue_jobs(), *health_of_pauses(pauses)]
+        found += health_of_limits(self._settings, self._node.databases, self._node.reminders)
         if not self._probe_failed(self._node.databases[0]):
             found += read_reconciliation_health(self._settings, self._node.databases)
         with suppress(TimerUnavailable):  # the part "redis" reports it

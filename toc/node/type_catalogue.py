@@ -61,6 +61,11 @@ class TypeCatalogue:
         if failed is not None and not self._cache.was_read:
             raise failed
 
+    @property
+    def was_read(self) -> bool:
+        """Whether any database has answered: before, it is not known which types are declared."""
+        return self._cache.was_read
+
     def get(self, name: str) -> DeclaredType | None:
         """The declaration of a type; None: it is not declared."""
         return self._cache.get(name)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from toc.domain.disagreements import ComparedRow, ReminderPlace
 from toc.domain.ids import routing_bits_of
+from toc.domain.pauses import TYPE_PREFIX
 from toc.domain.routing import slot_of_hash
 from toc.errors import NotFound, SettingsError, StoreUnavailable
 from toc.runtime.clock import Clock
@@ -69,7 +70,10 @@ class DatabasesAndRedis:
             with suppress(StoreUnavailable):
                 declared.read_all_copies()
             follow_pull_types(declared, settings.pull_types)
-            settings.held_types.replace_targets(read_targets_now(databases))
+            limited = {
+                TYPE_PREFIX + name for name, each in declared.all().items() if each.limit_terms
+            }
+            settings.held_types.replace_targets(read_targets_now(databases) | limited)
 
             def find_type_name(type_no: int) -> str:
                 # The copies of types that were read are asked first: no task should ask every database.

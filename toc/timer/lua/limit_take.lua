@@ -42,7 +42,8 @@ local function bucket_full_ms(key)
     if not full then
         full = now - since < window and since + window or now
     end
-    return math.max(now, math.min(full, now + window))
+    -- full > now + window: the clock was set back. The bucket is empty, and fills up from now on.
+    return math.max(now, math.min(full, now + window)), full > now + window
 end
 
 local at = 8
@@ -69,14 +70,14 @@ for key = 3, #KEYS, 2 do
             room, is_full = math.max(0, free), 1
         end
     end
-    local full = now
+    local full, is_ahead = now, false
     if interval and wait == 0 then
-        full = bucket_full_ms(bucket)
+        full, is_ahead = bucket_full_ms(bucket)
         local allowed = math.floor((now + window - full) / interval + 0.000001)
         room = math.min(room, allowed)
         full = full + room * interval
         wait = math.max(0, full + interval - now - window)
-        if room > 0 then
+        if room > 0 or is_ahead then
             local left = math.ceil(full - now) + slack
             redis.call('SET', bucket, string.format('%.6f', full), 'PX', string.format('%.0f', left))
         end

@@ -1,0 +1,66 @@
+"""Pauses over HTTP: who may make them, what is answered, and what stands in the audit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.http.web_world import WebWorld
+
+PAUSE = "/v1/types/order.close:pause"
+RESUME = "/v1/types/order.close:resume"
+
+
+def test_pause_list_and_resume(web: WebWorld) -> None:
+    made = web.post(PAUSE, {"delay": "PT2H", "reason": "the shop is down"})
+    assert made.status_code == 200, made.text
+    pause = made.json()
+    assert pause == {
+        "target": "type:order.close", "state": "paused", "from": pause["from"], "until": pause["until"],
+        "rate_per_s": None, "actor": pause["actor"], "reason": "the shop is down",
+    }  # fmt: skip
+    assert pause["until"] > pause["from"]
+    assert web.get("/v1/pauses").json() == {"pauses": [pause]}
+    resumed = web.post(RESUME).json()
+    assert (resumed["state"], resumed["rate_per_s"]) == ("ramping", 50)
+    assert web.post(RESUME, {"now": True, "reason": "at once"}).json()["state"] == "over"
+    assert web.get("/v1/pauses").json() == {"pauses": []}
+    assert [(row[3], row[4], row[6]) for row in web.audit()] == [
+        ("types.pause", "type:order.close", "paused"),
+        ("types.resume", "type:order.close", "ramping"),
+        ("types.resume", "type:order.close", "over"),
+    ]
+
+
+def test_resuming_what_was_never_paused_changes_nothing(small: WebWorld) -> None:
+    assert small.post("/v1/types/report:resume").json()["state"] == "over"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"until": "2020-01-01T00:00:00Z"}, "until"),
+        ({"until": "soon"}, "until"),
+        ({"until": "2099-01-01T00:00:00Z", "delay": 5}, "until"),
+        ({"delay": 0}, "until"),
+        ({"delay": -1}, "delay"),
+        ({"reason": "x" * 1001}, "reason"),
+        ({"now": True}, "now"),
+    ],
+)
+def test_a_wrong_pause_is_refused(small: WebWorld, body: dict[str, object], field: str) -> None:
+    refused = small.post(PAUSE, body)
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["field"].endswith(field)
+    assert small.get("/v1/pauses").json() == {"pauses": []}
+
+
+def test_a_caller_sees_the_pauses_of_its_types(small: WebWorld) -> None:
+    small.post(PAUSE)
+    small.post("/v1/types/report:pause")
+    small.backend.center.pause(topic="default")
+    small.backend.center.pause(everything=True)
+    everything = [each["target"] for each in small.get("/v1/pauses").json()["pauses"]]
+    assert everything == ["all", "topic:default", "type:order.close", "type:report"]
+    token = small.make_token(["read"], ["order.*"])
+    seen = small.get("/v1/pauses", token=token).json()["pauses"]
+    assert [each["target"] for each in seen] == ["type:order.close"]
