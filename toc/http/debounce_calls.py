@@ -10,8 +10,9 @@ from toc.domain.job import Scheduled
 from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import check_payload_of, require_type
-from toc.http.job_calls import require_room, with_names_of_http
+from toc.http.declared import require_type
+from toc.http.job_calls import require_room
+from toc.http.job_checks import check_single_payload, with_names_of_http
 from toc.http.job_documents import parse_biz_id, scheduled_document
 from toc.http.models import DebounceIn
 from toc.http.wire_times import parse_delay
@@ -22,7 +23,7 @@ async def debounce_job(backend: Backend, call: Call) -> Reply:
     body: DebounceIn = call.body
     caller = call.caller
     declared = require_type(backend, caller, "schedule", body.biz_type)
-    check_payload_of(declared, body.payload, backend.settings.limits.attribute_bytes)
+    check_single_payload(declared, body.payload, backend.settings.limits.attribute_bytes)
     biz_id = parse_biz_id(body.biz_id, body.biz_id_is_text, digits_are_text=True)
     business = check_business_id(biz_id, caller.tenant)
     quiet, max_wait = (
