@@ -15,7 +15,7 @@ from toc.domain.job import Status
 from toc.errors import DuplicateJob
 from toc.store.claims import _STATUS_AFTER, Outcome, OutcomeKind
 from toc.store.events import read_events
-from toc.store.jobs import InsertResult
+from toc.store.jobs import InsertResult, Jobs
 from toc.store.quiet_periods import QuietCall, debounce_job
 
 QUIET_MS, MAX_WAIT_MS = 10_000, 25_000
@@ -241,6 +241,30 @@ def test_calls_at_the_same_time_make_one_job(library: Library) -> None:
             thread.join()
         assert len(results) == 8
         assert len(set(results)) == 1
+
+
+def test_a_call_joins_the_job_that_another_one_has_made_meanwhile(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library.sqlite:
+        pytest.skip("one writer: a call holds the file from its first read on")
+    first, made = debounce(library).job_id, list[int]()
+    library.clock.advance(QUIET_MS / 1000)
+    library.claim([first], "one")
+    insert_on = Jobs.insert_on
+
+    def end_first_and_call(self: Jobs, *args: Any, **options: Any) -> InsertResult:
+        """The caller has read that the first job runs, and will insert under the second key."""
+        monkeypatch.setattr(Jobs, "insert_on", insert_on)
+        assert library.settle_as(OutcomeKind.DONE, first, "one")
+        made.append(debounce(library, 1).job_id)
+        return insert_on(self, *args, **options)
+
+    monkeypatch.setattr(Jobs, "insert_on", end_first_and_call)
+    joined = debounce(library, 2)
+    assert (joined.job_id, joined.holder) == (made[0], Status.PENDING)
+    assert library.row(made[0]).attribute == '{"n":2}'
+    assert library.count() == 2
 
 
 def test_no_call_is_lost_while_jobs_are_claimed_and_end(library: Library) -> None:
