@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         WrongDatabase,
     )
     from toc.handlers.current_job import JobFilter, current_job
+    from toc.handlers.hooks import HandlerRun, ScheduleCall
+    from toc.handlers.typed_handler import TypedHandler
     from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
     from toc.runtime.settings import Settings, load_settings
 
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     find = _center.find
     dead = _center.dead
     handler = _center.handler
+    hooks = _center.hooks
     complete = _center.complete
     close = _center.close
 
@@ -86,6 +89,8 @@ _HOMES = {
     "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.retry_policies": ("Exponential",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
+    "toc.handlers.hooks": ("HandlerRun", "ScheduleCall"),
+    "toc.handlers.typed_handler": ("TypedHandler",),
     "toc.domain.result_document": ("Progress",),
     "toc.handlers.verdicts": ("Dead", "Done", "Drop", "Retry", "Snooze"),
     "toc.runtime.settings": ("Settings", "load_settings"),
@@ -93,7 +98,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "pause", "resume", "pauses", "get", "find", "dead", "handler", "complete", "close", "wait",
+    "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close", "wait",
     "countdown", "arrive", "debounce",
 )  # fmt: skip
 _center_lock = threading.Lock()
@@ -127,13 +132,14 @@ def __dir__() -> list[str]:
 __all__ = [
     "AccessUnavailable", "Answer", "AnswerKind", "ArrivalAnswer", "AsyncRemoteCenter",
     "AsyncTimeoutCenter", "ClaimLost", "ClusterUnavailable", "Countdown", "Dead", "DeadJob", "Done",
-    "Drop", "DuplicateJob", "Exponential", "Forbidden", "InvalidInput", "Job", "JobFilter",
-    "JobSpec", "NotFound", "Overloaded", "PartlyScheduled", "PauseInfo", "Progress", "RemoteCenter",
-    "RequestFailed", "Retry", "Scheduled", "SchemaMismatch", "ServerUnavailable", "Settings",
-    "SettingsError", "Snooze", "StatementFailed", "Status", "StoreUnavailable", "TimeoutCenter",
-    "TimerUnavailable", "TocError", "TooManyCalls", "Unauthenticated", "WrongDatabase", "arrive",
-    "cancel", "close", "complete", "connect", "countdown", "current_job", "dead", "debounce", "find",
-    "get",
-    "handler", "load_settings", "pause", "pauses", "place", "redrive", "reschedule", "resume",
-    "run_now", "schedule", "schedule_each", "schedule_many", "wait",
+    "Drop", "DuplicateJob", "Exponential", "Forbidden", "HandlerRun", "InvalidInput", "Job",
+    "JobFilter", "JobSpec", "NotFound", "Overloaded", "PartlyScheduled", "PauseInfo", "Progress",
+    "RemoteCenter", "RequestFailed", "Retry", "ScheduleCall", "Scheduled", "SchemaMismatch",
+    "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed", "Status",
+    "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
+    "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
+    "connect", "countdown", "current_job", "dead", "debounce",
+    "find", "get", "handler", "hooks",
+    "load_settings", "pause", "pauses", "place", "redrive", "reschedule", "resume", "run_now",
+    "schedule", "schedule_each", "schedule_many", "wait",
 ]  # fmt: skip

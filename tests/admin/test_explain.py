@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from tests.integration.world import World
 from tests.servers.endpoint import Endpoint
 from tests.servers.process import free_port
 from tests.worker.conftest import make_rig
-from tests.worker.rig import TYPE, Gate, Rig
+from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig
+from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
 from toc.admin.job_meaning import JobMeaning, describe_job_state
@@ -210,6 +211,17 @@ def test_overdue(desk: Desk) -> None:
 
 
 # ---- running
+
+
+def test_overdue_because_of_a_limit(make_rig: Callable[..., Rig]) -> None:
+    rig = make_rig()
+    declare(rig, TYPE, rate="5/s", concurrency=2)
+    job_id = rig.center.schedule(42, LONG_AGO, biz_type=TYPE)
+    found = explain_job(rig.settings, job_id)
+    means = describe_job_state(found, rig.settings)
+    assert means.agrees
+    limited = "its type is limited (5/s (burst 5), 2 at once), so it may wait for its turn"
+    assert limited in means.text
 
 
 def test_running_under_a_lease(desk: Desk) -> None:

@@ -74,6 +74,8 @@ def test_schedule_with_everything(toc: Toc) -> None:
         "attribute": json.loads(note),
         "dedup_key": "k",
         "token": None,
+        "progress": None,
+        "result": None,
         "countdown": None,
     }
 

@@ -20,7 +20,7 @@ Scenario = Callable[[Any, RemoteWorld], list[Any]]
 
 def schedule_and_get(center: Any, world: RemoteWorld) -> list[Any]:
     text = center.schedule(
-        "A-42", MINUTE, **CLOSE, attribute={"n": [1, {"ä": None}]}, dedup_key="k"
+        "A-42", MINUTE, **CLOSE, attribute={"n": [1, {"ä": None}]}, dedup_key="k", trace="00-x"
     )
     number = center.schedule(2**64 - 1, timedelta(0), **CLOSE, details=True)
     east = datetime(2026, 1, 1, 9, 0, 0, 1, tzinfo=timezone(timedelta(hours=8)))

@@ -97,6 +97,8 @@ def complete_body(path: str, body: Any) -> Any:
         return body
     if path == "/v1/leases":
         return body | {"types": [TYPE], "max": 3, "wait_s": 0.1, "lease_s": None}
+    if path == "/v1/jobs:countdown":
+        return complete_job(body) | {"deadline": None, "key": "k"}
     if path != "/v1/jobs":
         return body
     jobs = body.get("jobs")

@@ -20,6 +20,7 @@ from tests.http.served_world import (
     serve,
 )
 from tests.servers.endpoint import Endpoint
+from toc.center import job_wait
 from toc.http.serve import WebServer
 from toc.runtime.job_ends import job_ends
 from toc.runtime.setting_groups import LimitSettings
@@ -79,7 +80,10 @@ def wait_until(is_reached: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_waiting_call_is_answered_when_the_job_ends(client: httpx.Client) -> None:
+def test_a_waiting_call_is_answered_when_the_job_ends(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_wait, "PAUSE_S_MIN", LONG_S)  # only the settlement can wake the call
     job_id = schedule(client)
     job = lease(client, job_id)
     with ThreadPoolExecutor() as threads:

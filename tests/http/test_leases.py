@@ -93,7 +93,7 @@ def test_a_job_is_leased_and_finished_once(client: httpx.Client) -> None:
     assert job | {"token": "", "lease_until": "", "action_time": ""} == {
         "job_id": job_id, "token": "", "lease_until": "", "attempt": 1, "biz_id": "A-1",
         "biz_id_is_text": True, "biz_type": "pull.a", "tenant": None, "action_time": "",
-        "payload": {"n": 1}, "countdown": None,
+        "payload": {"n": 1}, "trace": None, "countdown": None,
     }  # fmt: skip
     assert status(client, job_id) == "running"
     assert job["token"] not in client.get(f"/v1/jobs/{job_id}/explain").text
@@ -285,6 +285,7 @@ def test_a_lease_of_a_countdown_says_what_made_it_fire(client: httpx.Client) -> 
         ({"count": 1001}, "count"),
         ({"key": "a b"}, "key"),
         ({"biz_type": "other"}, "biz_type"),
+        ({"payload": {"a": "x" * 70_000}}, "payload"),
     ],
 )
 def test_a_wrong_countdown_is_refused_by_name(

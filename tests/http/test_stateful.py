@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.deep import deep
-from tests.http.stateful_calls import SCHEMA, Answers, run_cases
+from tests.http.stateful_calls import Answers, run_cases
 from tests.servers.endpoint import Endpoint
 
 FEW, MANY = 150, 10_000
-CHAINS = (
-    ("POST /v1/jobs", 201), ("GET /v1/jobs/{job_id}", 200), ("POST /v1/jobs/{job_id}:cancel", 200),
-    ("POST /v1/leases", 200), ("POST /v1/leases:finish", 200),
+LINKED = (
+    "POST /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/explain",
+    "POST /v1/jobs/{job_id}:cancel", "POST /v1/jobs/{job_id}:run_now", "GET /v1/types/{biz_type}/jobs",
+    "POST /v1/types/{biz_type}/jobs:cancel", "POST /v1/jobs:countdown", "POST /v1/jobs/{job_id}:arrive",
+    "POST /v1/leases", "POST /v1/leases:finish", "POST /v1/leases:fail", "POST /v1/leases:extend",
 )  # fmt: skip
-"""Calls that only the links lead to, and their good answers."""
+"""Calls that links lead to, and that drawn values alone seldom make succeed."""
 
 
 def count_good(answers: Answers, call: str) -> int:
@@ -35,7 +37,4 @@ def test_many_sequences_of_calls_get_declared_answers(
 ) -> None:
     answers = run_cases(tmp_path, redis_server.url, MANY, seed=2)
     assert answers.total() >= MANY
-    assert all(answers[each] for each in CHAINS)
-    linked = {result.ok().label for result in SCHEMA.get_all_operations()}
-    without = {"GET /v1/types", "GET /v1/health"}  # they take nothing, and lead nowhere
-    assert {name for name in linked if count_good(answers, name)} >= linked - without
+    assert [call for call in LINKED if not count_good(answers, call)] == []

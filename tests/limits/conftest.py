@@ -34,7 +34,7 @@ class LimitRig:
             settle_ms=SETTLE_MS, partitions_max=PARTITIONS_MAX,
         )  # fmt: skip
 
-    def keys(self) -> list[bytes]:
+    def read_keys(self) -> list[bytes]:
         with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
             return sorted(client.scan_iter(match=f"*{self.namespace}*", count=1000))
 
@@ -46,6 +46,12 @@ class LimitRig:
         with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
             for key in client.scan_iter(match=f"*{self.namespace}*", count=1000):
                 client.delete(key)
+
+    def spoil(self, key: bytes) -> None:
+        """Replaces a key by one of another kind."""
+        with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
+            client.delete(key)
+            client.lpush(key, "x")
 
     def close(self) -> None:
         self.server.close()

@@ -15,7 +15,7 @@ from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
 from toc.limits.limits import Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
 from toc.testing.clock import TestClock
-from toc.timer.limit_store import LimitStore, PartitionWish
+from toc.timer.limit_store import LimitStore, PartitionHold, PartitionWish
 
 TYPE = "order.close"
 HOLD_MS = 15_000
@@ -230,7 +230,7 @@ def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> N
     _settle(rig, process)
     assert process.take([1], "a").admitted == {1}
     process.keeper.run_once()
-    keys = rig.keys()
+    keys = rig.read_keys()
     assert len(keys) == 4
     assert len({key[key.index(b"{") : key.index(b"}")] for key in keys}) == 1
     assert all(rig.ttl_ms(key) > 0 for key in keys)
@@ -323,6 +323,60 @@ def test_releases_wait_for_redis(rig: LimitRig, silent: SilentStore) -> None:
     process.limits.store = rig.store
     process.keeper.run_once()
     assert other.take([2]).admitted == {2}
+
+
+def test_a_start_whose_return_was_not_answered_is_not_returned_twice(
+    rig: LimitRig, silent: SilentStore
+) -> None:
+    process = Process(rig, Declared(rate="10/s", burst=10))
+    rig.store.hold(TYPE, [])
+    rig.clock.advance(3600)
+    process.take(range(10))
+    process.limits.store = silent
+    process.limits.give_back(range(4), TYPE, process.token, "")
+    with pytest.raises(TimerUnavailable):
+        process.keeper.run_once()
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert process.take(range(50)).admitted == set()
+
+
+def test_a_start_of_the_share_does_not_come_back_to_redis(
+    rig: LimitRig, silent: SilentStore
+) -> None:
+    process = Process(rig, Declared(rate="10/s", burst=10))
+    rig.store.hold(TYPE, [])
+    rig.clock.advance(3600)
+    assert len(process.take(range(10)).admitted) == 10
+    process.limits.store = silent
+    process.take([])
+    assert process.take([90]).admitted == set()
+    rig.clock.advance(0.5)
+    assert len(process.take(range(10, 14)).admitted) == 4
+    process.limits.give_back(range(10, 14), TYPE, process.token, "")
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert len(process.take(range(50)).admitted) == 5  # what half a second allows
+
+
+def test_a_hold_is_never_made_shorter(rig: LimitRig) -> None:
+    held = [PartitionHold(ONE_PARTITION, [(ms, "7:x")]) for ms in (5000, 500)]
+    for each in held:
+        rig.store.hold(TYPE, [each])
+    rig.clock.advance(1)
+    assert rig.store.read_use([TYPE])[TYPE].holders == 1
+    rig.clock.advance(4)
+    assert rig.store.read_use([TYPE])[TYPE].holders == 0
+
+
+def test_a_key_of_another_program_costs_no_more_than_redis_away(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="10/s", concurrency=2))
+    _settle(rig, process)
+    assert process.take([1]).admitted == {1}
+    rig.spoil(next(key for key in rig.read_keys() if b"bucket" in key))
+    assert process.take([2]).admitted == set()  # this node's share begins with an empty bucket
+    rig.clock.advance(1)
+    assert process.take([2, 3]).admitted == {2}
 
 
 def test_a_changed_limit_counts_at_once(rig: LimitRig) -> None:

@@ -25,7 +25,8 @@ VERBS = (
     "close",
 )  # fmt: skip
 IN_HANDLERS = (
-    "handler", "complete", "current_job", "JobFilter", "Retry", "Snooze", "Drop", "Dead", "Exponential",
+    "handler", "TypedHandler", "hooks", "HandlerRun", "ScheduleCall", "complete", "current_job",
+    "JobFilter", "Retry", "Snooze", "Drop", "Dead", "Exponential",
 )  # fmt: skip
 IN_TESTS = [name for name in testing.__all__ if name != "Entry"]  # a union has no docstring
 
@@ -69,8 +70,11 @@ def _entry(name: str, thing: Any) -> str:
     if signature:
         parts.append(f"```python\n{signature}\n```\n")
     parts.append(f"```text\n{inspect.getdoc(documented)}\n```\n")
-    if inspect.isclass(thing) and not issubclass(thing, toc.TimeoutCenter):
-        parts += [f"`.{member}{call}`: {text}\n" for member, call, text in _members(thing)]
+    kind = (
+        thing if inspect.isclass(thing) or callable(thing) else type(thing)
+    )  # toc.hooks is an object
+    if inspect.isclass(kind) and not issubclass(kind, toc.TimeoutCenter):
+        parts += [f"`.{member}{call}`: {text}\n" for member, call, text in _members(kind)]
     return "\n".join(parts)
 
 
@@ -81,7 +85,7 @@ def _is_error(thing: object) -> bool:
 def _signature(name: str, thing: Any) -> str:
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         return "\n".join(f"{name}.{member.name} = {member.value!r}" for member in thing)
-    if thing is toc.Settings:
+    if thing is toc.Settings or not callable(thing):
         return ""  # docs/reference/settings.md has its fields
     if getattr(thing, "__total__", None) is not None:  # a TypedDict
         return "\n".join(f"{key}: {_unquoted(hint)}" for key, hint in thing.__annotations__.items())

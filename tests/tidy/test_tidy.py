@@ -108,7 +108,7 @@ MAY_DRAW = {
     "toc/node/node.py": "hands a Random to the worker",
     "toc/node/sinks.py": "hands a Random to the senders of webhooks and of brokers",
     "toc/webhooks/administration.py": "hands a Random to the sender of one request",
-    "toc/webhooks/secret_box.py": "keys, and nonces of an encryption",
+    "toc/runtime/key_ring.py": "keys, and nonces of an encryption",
     "toc/webhooks/signing.py": "secrets of destinations",
     "toc/store/databases.py": "spreads retries; may be passed in",
     "toc/store/declared_types.py": "the identity of a change of a type",
@@ -159,7 +159,9 @@ OUTSIDE = {
     "confluent_kafka": ("toc/sinks/kafka.py",),
     "kazoo": ("toc/cluster/",),
     "httpcore": ("toc/webhooks/",),
-    "cryptography": ("toc/webhooks/",),
+    "cryptography": ("toc/runtime/key_ring.py",),
+    "opentelemetry": ("toc/integrations/opentelemetry.py",),
+    "sentry_sdk": ("toc/integrations/sentry.py",),
     "pyspark": ("toc/reconcile/",),
     "apscheduler": ("toc/reconcile/",),
     "sqlglot": ("toc/admin/",),
@@ -169,6 +171,8 @@ OUTSIDE = {
         "toc/runtime/settings.py",
         "toc/runtime/web_settings.py",
         "toc/runtime/client_settings.py",
+        "toc/runtime/key_ring.py",  # the type of a secret setting
+        "toc/handlers/typed_payload.py",  # reads payloads
         "toc/cli/settings.py",  # prints the table
         "toc/http/",  # the documents of HTTP
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run

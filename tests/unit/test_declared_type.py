@@ -136,3 +136,15 @@ def test_the_webhook_policy_is_that_of_the_seeds() -> None:
     assert waits == [0, 0, 120, 600, 600, 3600, 7200, 21_600, 54_000, 54_000]
     assert to_retry_policy("exponential") == Exponential()
     assert set(NAMED_POLICIES) == {"webhook", "exponential"}
+
+
+def test_a_codec_has_a_name_and_hides_the_payload_from_limits() -> None:
+    fields = {"codec": "pii", "concurrency": 2, "per": "biz_id"}
+    declared = DeclaredType.from_fields("a", fields)
+    assert DeclaredType.from_json("a", declared.to_json()) == declared
+    assert declared.set_fields["codec"] == "pii"
+    assert declared.with_changes({"codec": None}).codec is None
+    with pytest.raises(InvalidInput, match="codec"):
+        DeclaredType.from_fields("a", {"codec": "p i"})
+    with pytest.raises(InvalidInput, match="per"):
+        declared.with_changes({"per": "payload.shop"})

@@ -14,6 +14,7 @@ from toc.domain.node_assignment import (
     compute_assignment,
     group_of_member,
     owner_and_deputy,
+    place_in_group,
     process_of_member,
 )
 
@@ -121,3 +122,11 @@ def test_the_assignment_is_pinned() -> None:
 
 
 PINNED = [["b:2:y", "c:3:z"], ["b:2:y", "c:3:z"], ["c:3:z", "a:1:x"]]
+
+
+def test_each_member_of_a_group_has_a_place_of_its_own() -> None:
+    members = ["c~g", "a~g", "x~other", "b~g"]
+    places = {member: place_in_group(member, members) for member in ("a~g", "b~g", "c~g")}
+    assert places == {"a~g": (0, 3), "b~g": (1, 3), "c~g": (2, 3)}
+    assert place_in_group("x~other", members) == (0, 1)
+    assert place_in_group("new~g", []) == (0, 1)

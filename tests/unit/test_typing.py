@@ -10,6 +10,45 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+FORMS = """
+from dataclasses import dataclass
+from datetime import timedelta
+from pydantic import BaseModel
+
+class Close(BaseModel):
+    reason: str
+    notify: bool = True
+
+@dataclass
+class Report:
+    pages: int
+
+@toc.handler("order.close", payload=Close)
+def close(job: toc.Job, order: Close) -> None:
+    print(order.reason)
+
+@toc.handler("report", payload=Report)
+async def report(job: toc.Job, form: Report) -> toc.Retry | None:
+    return None
+
+"""
+GOOD_FORMS = f"""
+import toc
+{FORMS}
+one: int = close.schedule(42, timedelta(minutes=30), reason="unpaid", notify=False)
+two: int = report.schedule("A-1", timedelta(), 3)
+three: int = close.with_options(dedup_key="x").schedule(42, timedelta(), reason="unpaid")
+attribute = close.attribute(reason="unpaid")
+toc.schedule(42, timedelta(), biz_type=close.biz_type, attribute=attribute)
+
+@toc.hooks.after_run
+def count(run: toc.HandlerRun) -> None:
+    print(run.job.job_id, run.error)
+
+@toc.hooks.before_schedule
+def note(call: toc.ScheduleCall) -> None:
+    call.trace = "x"
+"""
 GOOD = """
 from datetime import timedelta
 import toc
@@ -65,7 +104,28 @@ BAD = {
         '@toc.handler("a")\ndef f(job: toc.Job) -> collections.abc.Iterator[int]: yield 1',
         "type-var",
     ),
-    "without brackets": ("@toc.handler\ndef f(job: toc.Job) -> None: ...", "arg-type"),
+    "without brackets": ("@toc.handler\ndef f(job: toc.Job) -> None: ...", "call-overload"),
+    "a payload's field is missing": (
+        FORMS + "close.schedule(42, timedelta(minutes=1))",
+        "call-arg",
+    ),
+    "a payload's field has another type": (
+        FORMS + 'report.schedule(42, timedelta(minutes=1), pages="three")',
+        "arg-type",
+    ),
+    "an unknown field": (
+        FORMS + 'report.schedule(42, timedelta(minutes=1), pages=1, why="x")',
+        "call-arg",
+    ),
+    "a handler of another payload": (
+        FORMS + '@toc.handler("x", payload=Close)\ndef f(job: toc.Job, p: Report) -> None: ...',
+        "arg-type",
+    ),
+    "a handler without the payload": (
+        FORMS + '@toc.handler("x", payload=Close)\ndef f(job: toc.Job) -> None: ...',
+        "arg-type",
+    ),
+    "a hook of a job": ("@toc.hooks.before_run\ndef f(job: toc.Job) -> None: ...", "type-var"),
     "a key is missing": ('a: toc.JobSpec = {"biz_id": 1}', "typeddict-item"),
     "a misspelt kind": ("toc.AnswerKind.CANCLED", "attr-defined"),
 }
@@ -75,7 +135,7 @@ BAD = {
 def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What mypy says of each file, by its name: one run, for a run costs seconds."""
     folder = tmp_path_factory.mktemp("typed")
-    files = {"good": GOOD} | {
+    files = {"good": GOOD, "forms": GOOD_FORMS} | {
         f"bad_{n}": f"import collections.abc\nimport toc\n{code}\n"
         for n, (code, _) in enumerate(BAD.values())
     }
@@ -94,6 +154,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_right_code_is_taken(lines: dict[str, str]) -> None:
     assert lines["good"] == ""
+    assert lines["forms"] == ""
 
 
 @pytest.mark.parametrize("case", BAD)

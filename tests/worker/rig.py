@@ -25,6 +25,7 @@ from toc.handlers.registry import Registry
 from toc.node.node import Node
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.job_batch import BatchClaimAnswer, JobBatch
+from toc.runtime.payload_codecs import PayloadCodecs
 from toc.runtime.setting_groups import ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings
 from toc.store import migrate
@@ -110,6 +111,10 @@ class Rig:
     def handler(self, biz_type: str = TYPE, **terms: Any) -> Callable[[F], F]:
         return self.registry.handler(biz_type, **terms)
 
+    def other_client(self) -> TimeoutCenter:
+        """A client of a process that does not have the handlers."""
+        return TimeoutCenter(self.settings, handlers=Registry(), clock=self.clock)
+
     # ---- a node, or its worker alone
 
     def start(self, sinks: SinkHandlers | None = None) -> Worker:
@@ -159,6 +164,7 @@ class Rig:
             self.settings.routing,
             self.clock,
             limits=ConnectionLimits(pool_size=4),
+            payload_codecs=PayloadCodecs(self.settings.codecs),
         )
         self._closing.insert(0, databases.close)
         return databases

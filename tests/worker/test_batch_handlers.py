@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, Rig, metric
+from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.errors import InvalidInput
@@ -125,6 +126,27 @@ def test_a_job_of_another_type_does_not_wait_for_a_batch(rig: Rig) -> None:
     rig.offer(worker, waits, other)
     assert done.wait(20)
     assert rig.status(waits) is Status.RUNNING
+
+
+class BatchSink:
+    """The handler of a sink that gets lists of jobs."""
+
+    batch, batch_wait = 3, 5.0
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def __call__(self, jobs: list[Job]) -> None:
+        self.sizes.append(len(jobs))
+
+
+def test_a_sink_may_take_batches(rig: Rig) -> None:
+    sink = BatchSink()
+    declare(rig, MAIL, mode="sink", sink="webhook:x")
+    ids = schedule(rig, 3)
+    rig.start(sinks={"webhook": lambda name: sink})
+    rig.wait_for(Status.DONE, *ids)
+    assert sink.sizes == [3]
 
 
 # ---- verdicts
@@ -290,6 +312,28 @@ def test_one_poison_job_among_200_ends_dead_alone(make_rig: MakeRig) -> None:
     assert metric("toc_handler_batches_split_total", biz_type=MAIL) >= 1
 
 
+def test_a_job_that_has_failed_joins_no_batch_until_it_succeeds(rig: Rig) -> None:
+    bad = schedule(rig, 1)[0]
+    fails = True
+
+    def answer(jobs: list[Job]) -> None:
+        if fails and bad in [job.job_id for job in jobs]:
+            raise ValueError("poison")
+
+    calls = Calls(answer)
+    rig.handler(MAIL, batch=3, batch_wait=0.5, retry=[0])(calls)
+    worker = rig.alone()
+    for count in (1, 2, 3):
+        fails = count < 3
+        others = rig.center.schedule_many(
+            [(100 * count + n, LONG_AGO) for n in (1, 2)], biz_type=MAIL
+        )
+        rig.offer(worker, bad, *others)
+        assert set(settled(rig, worker, *others).values()) == {Status.DONE}
+        assert calls.sizes_with(bad) == [3, 1, 1, 1][: count + 1]
+    assert rig.row(bad)[:2] == (Status.DONE, 3)
+
+
 def test_an_async_batch_beyond_its_timeout_is_split(rig: Rig) -> None:
     calls: list[int] = []
 
@@ -377,6 +421,55 @@ def test_a_lost_claim_is_told_to_its_job_only(make_rig: MakeRig) -> None:
     assert set(found.values()) == {Status.DONE}
 
 
+def test_an_async_batch_goes_on_while_one_claim_holds(make_rig: MakeRig) -> None:
+    rig = make_rig(worker={"lease_s": 3, "queue_max": 50}, shards=1)
+    begun = threading.Event()
+
+    async def handle(jobs: list[Job]) -> list[Any]:
+        begun.set()
+        while not any(job.lost.is_set() for job in jobs):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # a cancellation would come here
+        return [Drop("it went on")] * len(jobs)
+
+    rig.handler(MAIL, batch=2, batch_wait=1, timeout=7200)(handle)
+    worker = rig.alone()
+    ids = schedule(rig, 2)
+    rig.offer(worker, *ids)
+    assert begun.wait(20)
+    rig.run_elsewhere(ids[0], token="other:1:x:1", attempts=2, lease_s=3600)
+    assert settled(rig, worker, *ids) == {ids[0]: Status.RUNNING, ids[1]: Status.CANCELLED}
+
+
+def test_a_job_whose_attribute_is_not_json_fails_by_itself(rig: Rig) -> None:
+    calls = Calls()
+    rig.handler(MAIL, batch=3, batch_wait=5, max_attempts=1)(calls)
+    worker = rig.alone()
+    ids = schedule(rig, 4)
+    rig.sql(ids[1], "UPDATE {table} SET attribute = '[' WHERE job_id = :id", id=ids[1])
+    rig.offer(worker, *ids)
+    found = settled(rig, worker, *ids)
+    assert found.pop(ids[1]) is Status.DEAD
+    assert set(found.values()) == {Status.DONE}
+    assert [len(call) for call in calls.calls] == [3]
+    assert rig.center.dead()[0].error.startswith("ValueError: the attribute is not JSON")
+
+
+def test_a_stuck_batch_counts_as_one_thread_and_all_its_jobs(rig: Rig) -> None:
+    go = threading.Event()
+    rig.handler(MAIL, batch=3, batch_wait=5, timeout=0.1)(Calls(lambda jobs: go.wait(60)))
+    worker = rig.alone()
+    ids = schedule(rig, 3)
+    rig.offer(worker, *ids)
+    wait_until(lambda: worker.pool.running.stuck_count == 1)
+    assert worker.pool.running.stuck_job_ids == set(ids)
+    assert (
+        worker.permits.no_handler_runs
+    )  # a last attempt elsewhere need not wait for the stuck jobs
+    go.set()
+    assert set(settled(rig, worker, *ids).values()) == {Status.DONE}
+
+
 def test_an_async_batch_is_cancelled_when_all_claims_are_lost(make_rig: MakeRig) -> None:
     rig = make_rig(worker={"lease_s": 3, "queue_max": 50}, shards=1)
     begun, cancelled = threading.Event(), threading.Event()
@@ -423,7 +516,7 @@ def test_a_stop_gives_back_a_batch_that_waits(rig: Rig) -> None:
     worker = rig.alone()
     ids = schedule(rig, 3)
     assert rig.offer(worker, *ids) == 3
-    assert worker.stop(20.0)
+    assert worker.stop(0.0)  # a batch that still waited would keep its jobs
     assert [rig.row(job_id)[:2] for job_id in ids] == [(Status.PENDING, 0)] * 3
     assert calls.calls == []
 

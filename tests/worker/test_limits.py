@@ -14,7 +14,7 @@ import pytest
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import redis_client
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import NOW, TYPE, Gate, Rig
+from tests.worker.rig import NOW, TYPE, Gate, Rig, metric
 from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
@@ -260,8 +260,22 @@ def test_a_job_whose_worker_died_waits_for_a_place(make_rig: MakeRig) -> None:
     first = rig.center.schedule(2, NOW, biz_type=TYPE)
     rig.start()
     gate.wait(1)
-    begun = {job.job_id for job in gate.begun}
-    assert begun in ({lost}, {first})
+    before = metric("toc_limit_refused_total", biz_type=TYPE)
+    # The other one is refused: the pending job, or the one that is to be taken over.
+    wait_until(
+        lambda: metric("toc_limit_refused_total", biz_type=TYPE) > before, "a job to be refused"
+    )
+    assert len(gate.begun) == 1
     gate.open.set()
     rig.wait_for(Status.DONE, lost, first)
     assert rig.row(lost).attempts == 2
+
+
+def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
+    rig = make_rig(**SOON)
+    handler = RunningCount()
+    declare(rig, TYPE, sink="webhook:shop", concurrency=1)
+    rig.start(sinks={"webhook": lambda target: handler})
+    ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
+    rig.wait_for(Status.DONE, *ids)
+    assert handler.most == {None: 1}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import LATER, LONG_AGO, Rig
 from tests.worker.waiting import remains, wait_until
+from toc.center import job_wait
 from toc.center.async_center import AsyncTimeoutCenter
 from toc.domain.job import Job, Status
 from toc.domain.result_document import (
@@ -232,22 +233,22 @@ def test_a_text_of_another_program_never_fails(text: str) -> None:
 # ---- wait
 
 
-def test_wait_returns_the_job_when_it_has_ended_here(rig: Rig) -> None:
-    go = threading.Event()
-
-    def work(job: Job) -> Done:
-        assert go.wait(60)
-        return Done("sum")
-
-    rig.handler(SUM, timeout=100)(work)
+def test_wait_returns_the_job_when_it_has_ended_here(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make_rig(shards=1, limits=LimitSettings(wait_s=3600))
+    monkeypatch.setattr(job_wait, "PAUSE_S_MIN", 3600)  # only the settler can wake the call
+    monkeypatch.setattr(job_wait, "PAUSE_S_MAX", 3600)
+    rig.handler(SUM)(lambda job: Done("sum"))
     worker = rig.alone()
     job_id = rig.center.schedule(1, LONG_AGO, biz_type=SUM)
     results: list[Job | None] = []
-    waiting = threading.Thread(target=lambda: results.append(rig.center.wait(job_id, 60)))
+    waiting = threading.Thread(
+        target=lambda: results.append(rig.center.wait(job_id, 3600)), daemon=True
+    )
     waiting.start()
     wait_until(lambda: job_ends.is_awaited)
     rig.offer(worker, job_id)
-    go.set()
     waiting.join(60)
     (job,) = results
     assert job is not None

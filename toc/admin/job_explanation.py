@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import check_job_id, created_ms_of, routing_bits_of
 from toc.domain.job import Event
+from toc.domain.limit_terms import limits_text
 from toc.domain.node_assignment import (
     add_group_to_name,
     group_of_member,
@@ -87,7 +88,8 @@ class JobExplanation:
 
     `now_ms`: the database's clock, else this machine's. `places`: the job's own topic first; all topics if
     its type is not known. `owners`: the owners of its slots by topic, the owners of its shard under "".
-    `purges`: counts of purged jobs with ids near this id, for a job that has no row.
+    `purges`: counts of purged jobs with ids near this id, for a job that has no row. `limits`: those of its
+    type, for people; "": it has none.
     """
 
     job_id: int
@@ -96,6 +98,7 @@ class JobExplanation:
     record: JobDetails | None = None
     events: Sequence[Event] = ()
     purges: PurgesAroundId | None = None
+    limits: str = ""
     places: Sequence[ReminderLocation] = ()
     members: Sequence[Member] | None = None
     owners: Mapping[str, Sequence[OwnerNode]] = field(default_factory=dict)
@@ -148,11 +151,15 @@ def _add_database_facts(settings: Settings, clock: Clock, found: JobExplanation)
         found.now_ms = database.now_ms()
         with explain_missing_table(database.index, database.meta.name):
             recorded = read_recorded_meta(database)
-        with suppress(TocError):  # the catalogue only says in which topic the reminder belongs
-            declared = DeclaredTypeCache(databases)
+        declared = DeclaredTypeCache(databases)
+        with suppress(TocError):  # without it the topic of a pull type, and limits, are not known
             declared.read_copy(database)
             follow_pull_types(declared, settings.pull_types)
         found.record = read_job_details(database, found.home.shard, found.job_id)
+        if found.record is not None:
+            biz_type = declared.get(found.record.job.biz_type)
+            if biz_type is not None:
+                found.limits = limits_text(biz_type.limit_terms, biz_type.rate)
         with explain_missing_table(database.index, database.event.name):
             found.events = read_events(database, found.job_id, EVENTS_MAX)
         if found.record is None:

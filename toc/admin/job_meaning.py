@@ -137,6 +137,11 @@ class _JobStateDescriber:
     def _describe_overdue(self) -> JobMeaning:
         late_ms, place = self._now_ms - self._due_ms, self._place
         late = f"overdue by {duration_text(late_ms)}{self._tried}"
+        if self._found.limits:
+            turn = f"its type is limited ({self._found.limits}), so it may wait for its turn"
+            return JobMeaning(
+                True, f"{late}; {turn}: `toc types show` says how far the limit is used"
+            )
         if place is None:
             return JobMeaning(None, f"{late}; {self._describe_without_redis()}")
         if place.out_ms is not None:

@@ -16,6 +16,7 @@ from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob, When
 from toc.center.job_wait import check_timeout, wait_for_end_async
 from toc.center.schedule_batches import ScheduleBatches, WaitingJob
+from toc.center.schedule_hooks import begin_schedule
 from toc.domain.ids import check_job_id
 from toc.domain.job import Job
 
@@ -132,9 +133,20 @@ class AsyncTimeoutCenter:
 
     async def _write_with_others(self, database: int, job: CheckedJob) -> int:
         loop = asyncio.get_running_loop()
+        hooked = begin_schedule(self.center.hooks, [job])
+        if hooked is not None:
+            job = hooked.jobs[0]
         waiting = WaitingJob(job, loop.create_future(), loop)
-        self._batches_of_database(database).enqueue(waiting)
-        return await waiting.answer
+        try:
+            self._batches_of_database(database).enqueue(waiting)
+            job_id = await waiting.answer
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
+        if hooked is not None:
+            hooked.end([job_id])
+        return job_id
 
     async def _run_in_thread(self, call: Callable[[], T]) -> T:
         self._forget_threads_of_parent()

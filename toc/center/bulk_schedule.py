@@ -80,6 +80,11 @@ class BulkSchedule:
         else:
             self._write_parts()
 
+    def raise_first_failure(self) -> None:
+        """Raises the error of the first database that has failed."""
+        if self.failed:
+            raise next(iter(self.failed.values()))
+
     def _may_write_in_parallel(self) -> bool:
         state = self._state
         return (

@@ -29,6 +29,7 @@ from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
 from toc.center.job_wait import check_timeout, wait_for_end
+from toc.center.schedule_hooks import begin_schedule
 from toc.domain.argument_checks import (
     check_actor,
     check_biz_type,
@@ -48,18 +49,20 @@ from toc.errors import (
     PartlyScheduled,
     TocError,
 )
-from toc.handlers.registry import B, F, Registry, registry
+from toc.handlers.hooks import Hooks
+from toc.handlers.registry import B, F, M, P, PayloadFunction, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
 from toc.store.countdowns import read_countdown
 from toc.store.external_transaction import complete_in_transaction
-from toc.store.jobs import ON_DUPLICATE, OnDuplicate
+from toc.store.jobs import ON_DUPLICATE, InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
+    from toc.handlers.typed_handler import TypedHandler
 
 __all__ = ["JobSpec", "TimeoutCenter"]
 
@@ -72,6 +75,7 @@ class JobOptions(TypedDict, total=False):
     dedup_key: str | None
     on_duplicate: OnDuplicate
     tenant: str | None
+    trace: str | None
     actor: str | None
 
 
@@ -173,6 +177,7 @@ class TimeoutCenter:
         session: AnySession | None = None,
         connection: Connection | None = None,
         tenant: str | None = None,
+        trace: str | None = None,
         actor: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
@@ -206,21 +211,31 @@ class TimeoutCenter:
         this thread are refused until that transaction has ended.
 
         actor: in whose name a job with the key is changed (default: the client's); it stands in the event.
+        trace: kept with the job as `job.trace`, 1 to 64 characters without spaces, as a W3C traceparent;
+        a hook may set it too.
 
         Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" or "latest" of a
         running job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         wanted = self._check_job(
             biz_id, action_time, biz_type=biz_type, on_duplicate=on_duplicate,
-            attribute=attribute, dedup_key=dedup_key, tenant=tenant, actor=actor,
+            attribute=attribute, dedup_key=dedup_key, tenant=tenant, trace=trace, actor=actor,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
         state = self._open_connections()
         database = state.database_of_business(wanted.business)
         state.payload_checks.check_job(database, wanted)
-        new = state.make_new_jobs(database, [wanted])
-        jobs = state.jobs
-        inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
+        hooked = begin_schedule(self._handlers.hooks, [wanted])
+        if hooked is not None:
+            wanted = hooked.jobs[0]
+        try:
+            new = state.make_new_jobs(database, [wanted])
+            jobs = state.jobs
+            inserted = jobs.insert(new, on_duplicate, joined, actor)[0]  # guard: commit-before-arm
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
         metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
             to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
@@ -228,6 +243,8 @@ class TimeoutCenter:
                 arm_after_commit(orm_session, to_arm, state.arm_near_jobs)
             elif joined is None:
                 state.arm_near_jobs(to_arm)
+        if hooked is not None:
+            hooked.end([inserted])
         return inserted.as_scheduled if details else inserted.job_id
 
     @overload
@@ -269,16 +286,21 @@ class TimeoutCenter:
         PartlyScheduled (with the ids) when some were written and others not.
         """
         wanted = self._check_jobs(jobs, biz_type, on_duplicate)
-        bulk = self._prepare_bulk(wanted, on_duplicate)
+        hooked = begin_schedule(self._handlers.hooks, wanted)
+        bulk = self._prepare_bulk(wanted if hooked is None else hooked.jobs, on_duplicate)
+        failure: BaseException | None = None
         try:
             bulk.write_and_arm()
-            if bulk.failed:
-                raise next(iter(bulk.failed.values()))
-        except TocError as error:
-            if not any(bulk.inserted):
+            bulk.raise_first_failure()
+        except BaseException as error:
+            failure = error
+            if not isinstance(error, TocError) or not any(bulk.inserted):
                 raise
             ids = [None if it is None else it.job_id for it in bulk.inserted]
             raise PartlyScheduled(ids, error) from error
+        finally:
+            if hooked is not None:
+                hooked.end(bulk.inserted, failure)
         if details:
             return [it.as_scheduled for it in bulk.inserted if it is not None]
         return [it.job_id for it in bulk.inserted if it is not None]
@@ -519,7 +541,17 @@ class TimeoutCenter:
         }  # fmt: skip
         job = check_countdown(self._clock.wall_ms(), self.settings.limits, deadline, count, fields)
         _check_words(None, actor)
-        done = start_countdown(self._open_connections(), job, count, on_duplicate, actor)
+        hooked = begin_schedule(self._handlers.hooks, [job])
+        if hooked is not None:
+            job = hooked.jobs[0]
+        try:
+            done = start_countdown(self._open_connections(), job, count, on_duplicate, actor)
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
+        if hooked is not None:
+            hooked.end([done])
         return done.as_scheduled if details else done.job_id
 
     def arrive(
@@ -701,6 +733,7 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
         batch: None = None,
         batch_wait: None = None,
     ) -> Callable[[F], F]: ...
@@ -713,25 +746,47 @@ class TimeoutCenter:
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
         batch: int,
         batch_wait: float | None = None,
     ) -> Callable[[B], B]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str,
+        *,
+        payload: Callable[P, M],
+        timeout: float = 30.0,
+        max_attempts: int = 16,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+    ) -> Callable[[PayloadFunction[M]], TypedHandler[P, M]]: ...
 
     def handler(
         self,
         biz_type: str = "default",
         *,
+        payload: Callable[..., Any] | None = None,
         timeout: float = 30.0,
         max_attempts: int = 16,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
         batch: int | None = None,
         batch_wait: float | None = None,
     ) -> Callable[[Any], Any]:
-        """Registers a handler; see `Registry.handler`."""
-        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait}
+        """Registers a handler; see `Registry.handler`. With `payload`, its `schedule` uses this client."""
+        options: dict[str, Any] = {"batch": batch, "batch_wait": batch_wait, "codec": codec}
+        if payload is not None:
+            options |= {"payload": payload, "client": self}
         return self._handlers.handler(
             biz_type, timeout=timeout, max_attempts=max_attempts, retry=retry, **options
         )
+
+    @property
+    def hooks(self) -> Hooks:
+        """The hooks around schedule and run, of the registry of this client."""
+        return self._handlers.hooks
 
     # ---- life
 
@@ -764,7 +819,9 @@ class TimeoutCenter:
                 state = self._state
                 if state is None:
                     actor = self._actor or process_name()
-                    state = self._state = Connections(self.settings, self._clock, actor)
+                    state = self._state = Connections(
+                        self.settings, self._clock, actor, self._handlers
+                    )
         return state
 
     def _check_job(
@@ -777,6 +834,7 @@ class TimeoutCenter:
         attribute: object = None,
         dedup_key: object = None,
         tenant: object = None,
+        trace: object = None,
         actor: object = None,
     ) -> CheckedJob:
         self._check_on_duplicate(on_duplicate)
@@ -784,7 +842,7 @@ class TimeoutCenter:
             check_actor(actor)
         fields = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type,
-            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant, "trace": trace,
         }  # fmt: skip
         limit = self.settings.limits.attribute_bytes
         return check_job_fields(self._clock.wall_ms(), limit, fields, "default")
@@ -823,6 +881,9 @@ class TimeoutCenter:
         self, wanted: Sequence[CheckedJob], on_duplicate: OnDuplicate, actor: str | None = None
     ) -> list[Scheduled | Exception]:
         """As `schedule_each`, with jobs whose arguments and payloads are checked already."""
+        hooked = begin_schedule(self._handlers.hooks, wanted)
+        if hooked is not None:
+            wanted = hooked.jobs
         state = self._open_connections()
         by_database: dict[int, list[int]] = defaultdict(list)
         for position, job in enumerate(wanted):
@@ -831,12 +892,20 @@ class TimeoutCenter:
             lambda part: self._prepare_bulk(part, on_duplicate, actor),
             lambda job: state.shard_of_business(job.business),
         )
-        results: dict[int, Scheduled | Exception] = {}
-        for positions in by_database.values():
-            written = writer.write_jobs([wanted[position] for position in positions])
-            for position, each in zip(positions, written, strict=True):
-                results[position] = each if isinstance(each, Exception) else each.as_scheduled
-        return [results[position] for position in range(len(wanted))]
+        results: dict[int, InsertResult | Exception] = {}
+        failure: BaseException | None = None
+        try:
+            for positions in by_database.values():
+                written = writer.write_jobs([wanted[position] for position in positions])
+                results.update(zip(positions, written, strict=True))
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if hooked is not None:
+                hooked.end([results.get(each) for each in range(len(wanted))], failure)
+        found = [results[position] for position in range(len(wanted))]
+        return [each if isinstance(each, Exception) else each.as_scheduled for each in found]
 
     @staticmethod
     def _check_on_duplicate(value: object) -> None:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
 from toc.center.pause_verbs import PauseVerbs
-from toc.center.payload_checks import PayloadChecks
+from toc.center.payload_checks import PayloadChecks, check_plain_size
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
+from toc.domain.payload_envelope import PayloadIdentity
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
 from toc.errors import StatementFailed, StoreUnavailable
+from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock, ServerTimeEstimate
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
@@ -45,7 +47,9 @@ class Connections:
     what is near and is armed. `reminder_queue` is None where there is no timer.
     """
 
-    def __init__(self, settings: Settings, clock: Clock, actor: str) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, actor: str, handlers: Registry | None = None
+    ) -> None:
         self.settings, self.clock, self.routing = settings, clock, settings.routing
         self.databases = Databases.from_settings(settings, clock)
         try:
@@ -69,8 +73,9 @@ class Connections:
         }
         self.redis_time = ServerTimeEstimate(clock)
         self.payload_checks = PayloadChecks(
-            self.database_metadata.declared, clock, settings.catalogue.refresh_s
-        )
+            self.database_metadata.declared, clock, settings.catalogue.refresh_s,
+            handlers or Registry(), self.databases.payload_codecs,
+        )  # fmt: skip
         self.reminder_queue: ReminderQueue | None = None
         if settings.has_timer:
             self.reminder_queue = ReminderQueue(settings, self.redis_time, clock)
@@ -129,9 +134,10 @@ class Connections:
     def make_new_jobs(self, database: Database, wanted: Sequence[CheckedJob]) -> list[NewJob]:
         """Jobs of one database, with an id and a type's number each. Asks this database alone."""
         now_ms = self.database_now_ms(database)
-        numbers = self.get_or_create_types(database, {job.biz_type for job in wanted})
+        names = {job.biz_type for job in wanted}
+        numbers = self.get_or_create_types(database, names)
         ids = self._ids.make_ids([routing_hash_of(job.business.number) for job in wanted])
-        return [
+        jobs = [
             NewJob(
                 job_id,
                 job.business.number,
@@ -143,9 +149,32 @@ class Connections:
                 job.dedup_key,
                 job.business.text,
                 job.business.tenant,
+                job.trace,
             )
             for job_id, job in zip(ids, wanted, strict=True)
         ]
+        codecs = self.payload_checks.codecs_of(database, names)
+        if not codecs:
+            return jobs
+        return [
+            new
+            if (codec := codecs.get(job.biz_type)) is None
+            else self._seal_payload(new, job, codec)
+            for new, job in zip(jobs, wanted, strict=True)
+        ]
+
+    def _seal_payload(self, new: NewJob, job: CheckedJob, codec: str) -> NewJob:
+        """The job with an encrypted payload. Raises SettingsError without the codec's keys, InvalidInput."""
+        check_plain_size(job.attribute)
+        seal_for = self.databases.payload_codecs.make_seal(codec, job.attribute)
+        business = job.business
+
+        def seal(job_id: int) -> str:
+            return seal_for(
+                PayloadIdentity(job_id, job.biz_type, business.given_id, business.tenant)
+            )
+
+        return new._replace(attribute=seal(new.job_id), seal=seal)
 
     def arm_near_jobs(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms near jobs, as (biz_type, reminder) pairs. For use after the commit. Never raises."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Required, TypedDict
 
-from toc.domain.argument_checks import check_biz_type, encode_attribute
+from toc.domain.argument_checks import check_biz_type, check_trace, encode_attribute
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.countdown import check_free_key
 from toc.domain.times import action_time_to_ms
@@ -24,6 +24,7 @@ class JobSpec(TypedDict, total=False):
     attribute: dict[str, Any] | None
     dedup_key: str | None
     tenant: str | None
+    trace: str | None
 
 
 _FIELDS = JobSpec.__annotations__.keys()
@@ -41,6 +42,7 @@ class CheckedJob(NamedTuple):
     action_time: int | timedelta
     attribute: str | None
     dedup_key: str | None
+    trace: str | None = None
 
 
 def check_job_fields(
@@ -59,6 +61,7 @@ def check_job_fields(
         action_time if isinstance(action_time, timedelta) else action_ms,
         encode_attribute(fields.get("attribute"), attribute_bytes_max),
         check_free_key(fields.get("dedup_key")),
+        check_trace(fields.get("trace")),
     )
 
 

@@ -1,4 +1,7 @@
-"""Checks the attributes of new jobs against the schemas of their declared types."""
+"""Checks the payloads of new jobs: by the schemas of declared types, and by the forms that handlers declare.
+
+Also says by which codec a payload is encrypted. The checks come first: they need the plain payload.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from collections.abc import Iterable, Sequence
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.declared_type import check_payload
-from toc.errors import StatementFailed, StoreUnavailable
+from toc.domain.payload_envelope import PLAIN_BYTES_MAX
+from toc.errors import InvalidInput, StatementFailed, StoreUnavailable
+from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock
+from toc.runtime.payload_codecs import PayloadCodecs
 from toc.store.databases import Database
 from toc.store.declared_types import DeclaredTypeCache
 
@@ -20,42 +26,79 @@ class PayloadChecks:
     no other one.
     """
 
-    def __init__(self, declared: DeclaredTypeCache, clock: Clock, refresh_s: float) -> None:
+    def __init__(
+        self,
+        declared: DeclaredTypeCache,
+        clock: Clock,
+        refresh_s: float,
+        handlers: Registry,
+        codecs: PayloadCodecs,
+    ) -> None:
         self._declared, self._clock, self._refresh_s = declared, clock, refresh_s
+        self._handlers, self._codecs = handlers, codecs
         self._read_s: float | None = None
 
-    def may_block(self, biz_type: str) -> bool:
-        """Whether `check_job` asks a database, or checks a payload: an event loop must not wait for it."""
-        return self._is_old() or self._has_schema(biz_type)
+    def codec_of(self, biz_type: str) -> str | None:
+        """The codec of a type: as it is declared, else as the handler in this process says."""
+        declared = self._declared.get(biz_type)
+        if declared is not None and declared.codec is not None:
+            return declared.codec
+        spec = self._handlers.own_spec(biz_type)
+        return None if spec is None else spec.codec
 
-    def check_job(self, database: Database, job: CheckedJob) -> None:
-        """Raises InvalidInput for an attribute that does not fit the schema of the job's type, and
-        SettingsError if there is a schema and toc[web] is not installed.
+    def codecs_of(self, database: Database, names: Iterable[str]) -> dict[str, str]:
+        """The codecs of those of the types that have one, when their jobs are about to be written.
+
+        Reads the declarations if they are old: callers that have checked the jobs themselves, as `toc web`,
+        have not read them here, and no payload may be written plain because of that.
         """
         if self._is_old():
             self._refresh([database])
-        if self._has_schema(job.biz_type):
+        found = ((name, self.codec_of(name)) for name in names)
+        return {name: codec for name, codec in found if codec is not None}
+
+    def may_block(self, biz_type: str) -> bool:
+        """Whether `check_job` asks a database, or checks a payload: an event loop must not wait for it."""
+        return self._is_old() or self._needs_check(biz_type)
+
+    def check_job(self, database: Database, job: CheckedJob) -> None:
+        """Raises InvalidInput for an attribute that does not fit the schema or the form of the job's type.
+
+        Raises SettingsError if there is a schema and toc[web] is not installed, or if this process cannot use
+        the codec of the type.
+        """
+        if self._is_old():
+            self._refresh([database])
+        if self._needs_check(job.biz_type):
             self._check_attribute(job, "attribute")
 
     def check_jobs(self, databases: Iterable[Database], jobs: Sequence[CheckedJob]) -> None:
         """The same for the jobs of a bulk call. `databases`: asked in this order until one answers."""
         if self._is_old():
             self._refresh(databases)
-        with_schema = {name for name in self._declared.all() if self._has_schema(name)}
-        if with_schema:
+        if any(self._needs_check(name) for name in {job.biz_type for job in jobs}):
             for position, job in enumerate(jobs):
-                if job.biz_type in with_schema:
+                if self._needs_check(job.biz_type):
                     self._check_attribute(job, f"jobs[{position}].attribute")
 
     def _check_attribute(self, job: CheckedJob, field: str) -> None:
-        declared = self._declared.get(job.biz_type)
-        if declared is not None:
+        declared, spec = self._declared.get(job.biz_type), self._handlers.own_spec(job.biz_type)
+        if declared is not None and declared.payload_schema is not None:
             attribute = None if job.attribute is None else json.loads(job.attribute)
             check_payload(declared, attribute, field=field)
+        if spec is not None and spec.payload is not None:
+            spec.payload.read_json(job.attribute, field)
+        codec = self.codec_of(job.biz_type)
+        if codec is not None:
+            self._codecs.check_usable(codec)
+            check_plain_size(job.attribute, field)
 
-    def _has_schema(self, biz_type: str) -> bool:
-        declared = self._declared.get(biz_type)
-        return declared is not None and declared.payload_schema is not None
+    def _needs_check(self, biz_type: str) -> bool:
+        declared, spec = self._declared.get(biz_type), self._handlers.own_spec(biz_type)
+        return (
+            declared is not None
+            and (declared.payload_schema is not None or declared.codec is not None)
+        ) or (spec is not None and (spec.payload is not None or spec.codec is not None))
 
     def _is_old(self) -> bool:
         read_s = self._read_s
@@ -75,3 +118,11 @@ class PayloadChecks:
             self._read_s = now_s
             return
         self._read_s = last_s  # the next call reads again
+
+
+def check_plain_size(attribute: str | None, field: str = "attribute") -> None:
+    """Raises InvalidInput for a payload whose encrypted form does not fit the column."""
+    size = len((attribute or "").encode())
+    if size > PLAIN_BYTES_MAX:
+        rule = f"must be at most {PLAIN_BYTES_MAX} bytes as JSON to be encrypted, is {size}"
+        raise InvalidInput(field, "…", rule)

@@ -100,6 +100,10 @@ def _make_row_lines(found: JobExplanation) -> Iterator[Line]:
     yield "worker", job.token or "-"
     yield "dedup_key", "-" if job.dedup_key is None else repr(job.dedup_key)
     yield "attribute", json.dumps(job.attribute, ensure_ascii=False)
+    if job.last_progress is not None:
+        yield "progress", f"{job.last_progress.done} of {job.last_progress.total}"
+    if job.result is not None:
+        yield "result", json.dumps(job.result, ensure_ascii=False)
     yield "gmt_create", _time_as_text(record.created_ms, now_ms)
     yield "gmt_modified", _time_as_text(record.modified_ms, now_ms)
     if record.letter is not None:

@@ -77,6 +77,7 @@ TYPES_COMMANDS: Commands = {
     "set": ("types.set_type", "Change single fields of a declared type."),
     "apply": ("types.apply_settings", "Declare what [types] of toc.toml says."),
     "forget": ("types.forget_type", "Remove the declaration of a type."),
+    "key": ("codecs.print_codec_key", "Print a new key for codecs.NAME.key_file."),
 }
 ARCHIVE_COMMANDS: Commands = {
     "show": ("archive.show_tables", "Show the archive's tables."),

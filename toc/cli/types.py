@@ -68,6 +68,10 @@ SchemaFile = Annotated[
         "--payload-schema", metavar="FILE", help="JSON Schema (2020-12) of the attribute."
     ),
 ]
+Codec = Annotated[
+    str | None,
+    typer.Option("--codec", metavar="NAME", help="Encrypt the payloads by this codec."),
+]
 Rate = Annotated[
     str | None,
     typer.Option(
@@ -97,13 +101,14 @@ Unset = Annotated[
     typer.Option(
         "--unset",
         metavar="FIELD",
-        help="No longer declare timeout, max-attempts, retry, payload-schema, rate, burst, "
+        help="No longer declare timeout, max-attempts, retry, payload-schema, codec, rate, burst, "
         "concurrency or per; may be repeated.",
     ),
 ]
 FIELD_OF_OPTION: Mapping[str, str] = {
     "timeout": "timeout_s", "max-attempts": "max_attempts", "retry": "retry",
-    "payload-schema": "payload_schema", **{field: field for field in LIMIT_FIELDS},
+    "payload-schema": "payload_schema", "codec": "codec",
+    **{field: field for field in LIMIT_FIELDS},
 }  # fmt: skip
 
 
@@ -142,6 +147,7 @@ def declare_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    codec: Codec = None,
     rate: Rate = None,
     burst: Burst = None,
     concurrency: Concurrency = None,
@@ -154,6 +160,8 @@ def declare_type(
     or are the defaults. In force everywhere within catalogue.refresh_s seconds.
     """
     fields = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    if codec is not None:
+        fields["codec"] = codec
     fields |= _limits_of_options(rate, burst, concurrency, per)
     wanted = DeclaredType.from_fields(name, fields)
     with _open_catalogue() as catalogue:
@@ -173,6 +181,7 @@ def set_type(
     max_attempts: MaxAttempts = None,
     retry: Retry = None,
     payload_schema: SchemaFile = None,
+    codec: Codec = None,
     rate: Rate = None,
     burst: Burst = None,
     concurrency: Concurrency = None,
@@ -185,6 +194,8 @@ def set_type(
     In force everywhere within catalogue.refresh_s seconds; runs and leases that have begun keep their terms.
     """
     changes = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
+    if codec is not None:
+        changes["codec"] = codec
     changes |= _limits_of_options(rate, burst, concurrency, per)
     for option in unset or []:
         field = FIELD_OF_OPTION.get(option)
@@ -439,7 +450,7 @@ def _effective_terms(
     spec = None if handlers is None or known.mode != "handler" else handlers.get(name)
     line: dict[str, Any] = {
         "biz_type": name, "declared": declared is not None, "mode": known.mode, "sink": known.sink,
-        "payload_schema": known.payload_schema,
+        "payload_schema": known.payload_schema, "codec": known.codec,
         **{field: getattr(known, field) for field in LIMIT_FIELDS},
     }  # fmt: skip
     for field in RUN_FIELDS:

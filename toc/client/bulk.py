@@ -6,11 +6,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.center.job_spec import CheckedJob, check_job_spec
+from toc.center.schedule_hooks import begin_schedule
 from toc.client.http_call import HttpCall, encode_body, error_of_problem
 from toc.client.retry_plan import new_idempotency_key
 from toc.client.wire_jobs import job_document, parse_scheduled
 from toc.domain.job import Scheduled
 from toc.errors import InvalidInput, PartlyScheduled, RequestFailed, TocError
+from toc.handlers.registry import registry
 from toc.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,9 +61,12 @@ class Bulk:
             refuse_tenant(fields.get("tenant"))
         except InvalidInput as error:
             raise InvalidInput(f"jobs[{position}].{error.field}", error.value, error.rule) from None
-        document = job_document(checked, fields.get("attribute"), self._on_duplicate)
         arguments = {"biz_type": checked.biz_type, **fields}
-        self._items.append(_Item(position, checked, arguments, encode_body(document)))
+        content = self._encode_job(checked, arguments)
+        self._items.append(_Item(position, checked, arguments, content))
+
+    def _encode_job(self, job: CheckedJob, arguments: Mapping[str, Any]) -> bytes:
+        return encode_body(job_document(job, arguments.get("attribute"), self._on_duplicate))
 
     def write_jobs(self) -> Generator[HttpCall, dict[str, Any], list[Scheduled]]:
         """Yields the calls. Returns what was done with each job, in their order.
@@ -69,6 +74,24 @@ class Bulk:
         Raises the first error if no job was written, PartlyScheduled if some were. After a call that failed,
         no further ones are made: the server cannot be used.
         """
+        hooked = begin_schedule(registry.hooks, [it.job for it in self._items])
+        if hooked is None:
+            return (yield from self._write_parts())
+        self._items = [
+            it._replace(job=job, content=self._encode_job(job, it.arguments))
+            for it, job in zip(self._items, hooked.jobs, strict=True)
+        ]
+        failure: BaseException | None = None
+        try:
+            return (yield from self._write_parts())
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            done = [self._results.get(position) for position in range(len(self._items))]
+            hooked.end([it.job_id if isinstance(it, Scheduled) else it for it in done], failure)
+
+    def _write_parts(self) -> Generator[HttpCall, dict[str, Any], list[Scheduled]]:
         failed: TocError | None = None
         for has_key in (False, True):
             for part in self._parts(

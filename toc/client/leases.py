@@ -89,6 +89,7 @@ def _parse_lease(document: Any, control: RunControl) -> Lease:
         # The lease's token is not given to handlers: `complete` cannot use it, and repr() would show it.
         token=None,
         tenant=document["tenant"],
+        trace=document.get("trace"),
         _control=control,
         _countdown=parse_countdown(document.get("countdown")),
     )

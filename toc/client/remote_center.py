@@ -51,6 +51,7 @@ class RemoteOptions(TypedDict, total=False):
     dedup_key: str | None
     on_duplicate: OnDuplicate
     tenant: None
+    trace: str | None
 
 
 class RemoteCountdownOptions(TypedDict, total=False):
@@ -175,6 +176,7 @@ class RemoteCenter(_RemoteBase):
         dedup_key: str | None = None,
         on_duplicate: OnDuplicate = "keep",
         tenant: None = None,
+        trace: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
         """Schedules a job, as `TimeoutCenter.schedule`; the type must be declared.
@@ -185,7 +187,7 @@ class RemoteCenter(_RemoteBase):
         done = self._transport.run_verb(
             self._verbs.schedule(
                 biz_id, action_time, biz_type=biz_type, attribute=attribute, dedup_key=dedup_key,
-                on_duplicate=on_duplicate, tenant=tenant,
+                on_duplicate=on_duplicate, tenant=tenant, trace=trace,
             )
         )  # fmt: skip
         return done if details else done.job_id

@@ -24,11 +24,15 @@ from toc.client.pauses import Pauses
 from toc.client.server_address import ServerAddress
 from toc.client.transport import AsyncTransport, Wiring
 from toc.errors import InvalidInput, TocError
+from toc.handlers.hook_calls import report_failure
 from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.settings import Settings
+from toc.store.claims import OutcomeKind
+from toc.worker.attempt import FAILED
 from toc.worker.handler_pool import WATCH_S, HandlerPool
+from toc.worker.handler_table import with_hooks
 from toc.worker.job_run import JobRun
 from toc.worker.outcome import outcome_for_giving_back, outcome_of_run
 from toc.worker.run_log import RunLog
@@ -281,6 +285,8 @@ class RemoteWorker:
                 log.error("job %d of %s was not asked for", lease.job.job_id, lease.job.biz_type)
                 continue
             declared = self._types[lease.job.biz_type]
+            if self._handlers.hooks.registered.are_around_runs:
+                spec = with_hooks(spec, self._handlers.hooks)
             run = make_lease_run(lease, spec, declared, lease_s, now_s, now_ms)
             self._held[id(run)] = run
             self._pool.enqueue(run)
@@ -324,6 +330,10 @@ class RemoteWorker:
                 )
                 outcome = outcome_of_run(run, error, now_ms, 0.0, snooze_ms_min=snooze_ms_min)
             self._run_log.log_remote_end(run, result, outcome, now_s - run.started_s)
+            if outcome.kind in FAILED and not run.control.is_lost:
+                is_dead = outcome.kind is OutcomeKind.BURY
+                hooks = self._handlers.hooks.registered
+                report_failure(hooks, run.job, result, is_dead=is_dead)
         run.may_extend = False
         self._settler.enqueue(run, result, outcome, now_ms)
 

@@ -16,6 +16,7 @@ from toc.center.countdown_spec import check_countdown
 from toc.center.debounce_spec import check_debounce
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
 from toc.center.job_wait import check_timeout
+from toc.center.schedule_hooks import begin_schedule
 from toc.client.bulk import Bulk
 from toc.client.http_call import HttpCall, encode_body
 from toc.client.retry_plan import new_idempotency_key
@@ -42,6 +43,7 @@ from toc.domain.job import Answer, Job, Scheduled
 from toc.domain.pauses import PauseInfo
 from toc.domain.times import action_time_to_ms, ceil_ms
 from toc.errors import InvalidInput, NotFound
+from toc.handlers.registry import registry
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 
@@ -74,24 +76,35 @@ class Verbs:
         dedup_key: str | None = None,
         on_duplicate: OnDuplicate = "keep",
         tenant: str | None = None,
+        trace: str | None = None,
     ) -> Steps[Scheduled]:
         check_on_duplicate(on_duplicate)
         arguments: dict[str, Any] = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type, "attribute": attribute,
-            "dedup_key": dedup_key, "tenant": tenant, "on_duplicate": on_duplicate,
+            "dedup_key": dedup_key, "tenant": tenant, "trace": trace, "on_duplicate": on_duplicate,
         }  # fmt: skip
         job = self._check_job(arguments)
         has_key = job.dedup_key is not None
-        document = yield HttpCall(
-            "POST",
-            "/v1/jobs",
-            encode_body(job_document(job, attribute, on_duplicate)),
-            headers={} if has_key else {"Idempotency-Key": new_idempotency_key()},
-            # With "error", a repetition would be refused because of the job of the first call.
-            is_repeatable=not has_key or on_duplicate != "error",
-            arguments=arguments,
-        )
-        done = parse_scheduled(document)
+        hooked = begin_schedule(registry.hooks, [job])
+        if hooked is not None:
+            job = hooked.jobs[0]
+        try:
+            document = yield HttpCall(
+                "POST",
+                "/v1/jobs",
+                encode_body(job_document(job, attribute, on_duplicate)),
+                headers={} if has_key else {"Idempotency-Key": new_idempotency_key()},
+                # With "error", a repetition would be refused because of the job of the first call.
+                is_repeatable=not has_key or on_duplicate != "error",
+                arguments=arguments,
+            )
+            done = parse_scheduled(document)
+        except BaseException as error:
+            if hooked is not None:
+                hooked.fail(error)
+            raise
+        if hooked is not None:
+            hooked.end([done.job_id])
         # The key is new: a job that has it was made by this call, whose first answer was lost.
         return done if has_key else Scheduled(done.job_id, "inserted")
 

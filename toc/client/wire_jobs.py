@@ -33,6 +33,8 @@ def job_document(job: CheckedJob, payload: Any, on_duplicate: str) -> dict[str, 
         document["payload"] = payload
     if job.dedup_key is not None:
         document |= {"key": job.dedup_key, "on_duplicate": on_duplicate}
+    if job.trace is not None:
+        document["trace"] = job.trace
     return document
 
 
@@ -66,6 +68,7 @@ def parse_job(document: Any) -> Job:
             # Made by a server from the Idempotency-Key of this or another client.
             dedup_key=None if key is None or key.startswith(IDEMPOTENT) else key,
             tenant=document["tenant"],
+            trace=document.get("trace"),
             result=document.get("result"),
             last_progress=_parse_progress(document.get("progress")),
             _countdown=parse_countdown(document.get("countdown")),

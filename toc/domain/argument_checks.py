@@ -6,11 +6,13 @@ import json
 import re
 from typing import Any
 
+from toc.domain.payload_envelope import CODEC_KEY
 from toc.errors import InvalidInput
 
 BIZ_TYPE_CHARS_MAX = 64
 DEDUP_KEY_CHARS_MAX = 64
 ACTOR_CHARS_MAX = 96
+TRACE_CHARS_MAX = 64
 REASON_CHARS_MAX = 1000
 NESTING_MAX = 31
 """The maximum depth of nested objects and lists; MariaDB's JSON functions refuse deeper nesting."""
@@ -53,6 +55,22 @@ def check_dedup_key(value: object) -> str | None:
     return value
 
 
+def check_trace(value: object) -> str | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= TRACE_CHARS_MAX
+        or not _KEY.fullmatch(value)
+    ):
+        raise InvalidInput(
+            "trace",
+            value,
+            f"must be 1 to {TRACE_CHARS_MAX} printable ASCII characters without spaces",
+        )
+    return value
+
+
 def check_actor(value: object) -> str:
     if (
         not isinstance(value, str)
@@ -86,6 +104,10 @@ def encode_attribute(value: object, bytes_max: int) -> str | None:
         return None
     if not isinstance(value, dict):
         raise InvalidInput("attribute", value, "must be a dict (a JSON object) or None")
+    if CODEC_KEY in value:
+        raise InvalidInput(
+            "attribute", value, f"must not have the name {CODEC_KEY!r}, which is toc's"
+        )
     try:
         text = _JSON.encode(value)
         size = len(text) if text.isascii() else len(text.encode())

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.limit_terms import LIMIT_FIELDS, LimitTerms, make_limit_terms
+from toc.domain.payload_envelope import check_codec_name
 from toc.domain.payload_schema import PayloadCheck
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
@@ -34,7 +35,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
-FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS)
+FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS, "codec")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class DeclaredType:
     one run, or lease, may take. max_attempts: runs before the job is dead. payload_schema: a JSON Schema
     (draft 2020-12) that attributes must fit; None: any. rate, burst, concurrency, per: the limits of the type
     over all nodes, as "500/s", 500, 20 and "biz_id" (see `toc.domain.limit_terms`); None: no such limit.
-    explicit: which of RUN_FIELDS the declaration sets; the others have their defaults.
+    codec: of the settings, encrypts the payloads; None: they are not encrypted, unless the handler's
+    decorator names a codec. explicit: which of RUN_FIELDS the declaration sets; the others have their
+    defaults.
     """
 
     name: str
@@ -60,6 +63,7 @@ class DeclaredType:
     burst: int | None = None
     concurrency: int | None = None
     per: str | None = None
+    codec: str | None = None
     explicit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -75,6 +79,11 @@ class DeclaredType:
         if self.sink is not None:
             parse_sink(self.sink)
         _ = self.limit_terms
+        if self.codec is not None:
+            check_codec_name(self.codec)
+            if self.per is not None and self.per.startswith("payload."):
+                rule = "must not be a field of an encrypted payload: Redis would show its values"
+                raise InvalidInput("per", self.per, rule)
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[str, Any]) -> DeclaredType:
@@ -110,7 +119,7 @@ class DeclaredType:
                 values[key] = getattr(self, key)
         if "retry" in values:
             values["retry"] = retry_policy_to_json(cast(RetryPolicy, values["retry"]))
-        for key in ("payload_schema", "sink", *LIMIT_FIELDS):
+        for key in ("payload_schema", "sink", *LIMIT_FIELDS, "codec"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values

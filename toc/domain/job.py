@@ -163,7 +163,8 @@ class Job:
     `due_ms` is when toc acts on the row next: action_time while pending, the retry's time after a
     failure, the end of the lease while running, None once ended. `token` identifies the claim that runs
     the job (or ran it last): `toc.complete` compares it with the row's, inside the handler's
-    own transaction. `claimed_ms`: when it was last claimed; None: never. `result`: what `toc.Done(result)`
+    own transaction. `claimed_ms`: when it was last claimed; None: never. `trace`: what the caller or a hook
+    gave with the job, as a W3C traceparent. `result`: what `toc.Done(result)`
     has kept; None: nothing. `last_progress`: what `progress` has told last; None: nothing. `get` and `find`
     read these two; the job of a handler does not have them.
     """
@@ -180,6 +181,7 @@ class Job:
     dedup_key: str | None = None
     claimed_ms: int | None = None
     tenant: str | None = None
+    trace: str | None = None
     result: Any = None
     last_progress: Progress | None = None
     _control: RunControl | None = field(default=None, repr=False, compare=False)
@@ -271,7 +273,8 @@ class Event:
 class NewJob(NamedTuple):
     """A job that is about to be inserted; `type_no` is the number of its biz_type.
 
-    biz_id: the integer, or the hash of `biz_text`.
+    biz_id: the integer, or the hash of `biz_text`. seal: if the payload is encrypted, makes `attribute` for
+    another job_id, since a payload is bound to its row.
     """
 
     job_id: int
@@ -282,6 +285,12 @@ class NewJob(NamedTuple):
     dedup_key: str | None
     biz_text: str | None = None
     tenant: str | None = None
+    trace: str | None = None
+    seal: Callable[[int], str] | None = None
+
+    def attribute_for(self, job_id: int) -> str | None:
+        """The attribute as it is written into the row of this id."""
+        return self.attribute if self.seal is None else self.seal(job_id)
 
     @property
     def business_id(self) -> BusinessId:

@@ -79,6 +79,12 @@ def group_of_member(member: str) -> str:
     return member.partition("~")[2]
 
 
+def place_in_group(member: str, members: Sequence[str]) -> tuple[int, int]:
+    """The place of a member among the members of its group, from 0, and how many these are (at least 1)."""
+    peers = sorted({peer for peer in members if group_of_member(peer) == group_of_member(member)})
+    return sum(peer < member for peer in peers), max(1, len(peers))
+
+
 def process_of_member(member: str) -> str:
     """The process name in a member's name; the tokens of its claims begin with it."""
     return member.partition("~")[0]

@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.job import Job
+from toc.domain.payload_envelope import check_codec_name
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
     ATTEMPTS_MAX,
@@ -21,7 +22,12 @@ from toc.domain.retry_policies import (
     to_retry_policy,
 )
 from toc.errors import InvalidInput
+from toc.handlers.hooks import Hooks
 from toc.handlers.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from toc.handlers.typed_handler import SchedulingClient, TypedHandler
+    from toc.handlers.typed_payload import PayloadModel
 
 Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
 BatchHandler = Callable[[list[Job]], Any] | Callable[[list[Job]], Awaitable[Any]]
@@ -36,6 +42,11 @@ B = TypeVar(
 )
 """The type of a batch handler for type checkers."""
 
+P = ParamSpec("P")
+M = TypeVar("M")
+PayloadFunction = Callable[[Job, M], Verdict | None] | Callable[[Job, M], Awaitable[Verdict | None]]
+"""The type of a handler with a typed payload."""
+
 BATCH_MAX = 1000
 BATCH_WAIT_S_DEFAULT, BATCH_WAIT_S_MAX = 0.05, 5.0
 
@@ -46,6 +57,7 @@ EVERY_TYPE = "*"
 class HandlerSpec:
     """A handler with its settings. `timeout_s`: how long one run may take, in seconds.
 
+    payload: the form that payloads must fit; None: any. codec: encrypts the payloads; None: none does.
     batch: 0: the function gets one job. Otherwise it gets a list of at most so many jobs, and the worker
     waits up to `batch_wait_s` for more jobs of the type.
     """
@@ -58,6 +70,8 @@ class HandlerSpec:
     is_async: bool = False
     batch: int = 0
     batch_wait_s: float = 0.0
+    payload: PayloadModel[Any] | None = None
+    codec: str | None = None
 
 
 class Registry:
@@ -65,6 +79,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._specs: dict[str, HandlerSpec] = {}
+        self.hooks = Hooks()
 
     @overload
     def handler(
@@ -74,6 +89,7 @@ class Registry:
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
         batch: None = None,
         batch_wait: None = None,
     ) -> Callable[[F], F]: ...
@@ -86,17 +102,34 @@ class Registry:
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
         batch: int,
         batch_wait: float | None = None,
     ) -> Callable[[B], B]: ...
+
+    @overload
+    def handler(
+        self,
+        biz_type: str,
+        *,
+        payload: Callable[P, M],
+        timeout: float = TIMEOUT_S_DEFAULT,
+        max_attempts: int = ATTEMPTS_DEFAULT,
+        retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+        client: SchedulingClient | None = None,
+    ) -> Callable[[PayloadFunction[M]], TypedHandler[P, M]]: ...
 
     def handler(
         self,
         biz_type: str = "default",
         *,
+        payload: Callable[..., Any] | None = None,
         timeout: float = TIMEOUT_S_DEFAULT,
         max_attempts: int = ATTEMPTS_DEFAULT,
         retry: RetryPolicy | RetryName | Sequence[float] | None = None,
+        codec: str | None = None,
+        client: SchedulingClient | None = None,
         batch: int | None = None,
         batch_wait: float | None = None,
     ) -> Callable[[Any], Any]:
@@ -111,6 +144,9 @@ class Registry:
         The function gets a `toc.Job`. A return means done, an exception means retry; see `toc.Retry`,
         `toc.Snooze`, `toc.Drop` and `toc.Dead`. The function may run again after a crash: make it idempotent.
 
+        `payload`: a pydantic model, a dataclass or a TypedDict that payloads must fit. The function gets the
+        payload as its second argument, and becomes a `TypedHandler` with a `schedule` of its own; `client`:
+        the client that it uses. `codec`: encrypts payloads, if the type's declaration names no codec.
         `batch` (1 to 1000): the function gets a list of at most so many jobs of the type instead of one job,
         and `timeout` is for the call. The worker waits for more jobs up to `batch_wait` seconds (default
         0.05, up to 5, and never longer than an eighth of the lease). The function returns a verdict for all
@@ -118,7 +154,7 @@ class Registry:
         raises an exception, each job of the batch runs alone, in a list of one, in the same attempt.
 
         Raises InvalidInput for an argument out of range, for a type that has a handler, and for a function
-        that toc cannot run: a generator, a class, a function without a parameter.
+        that toc cannot run: a generator, a class, a function with other parameters.
         """
         if callable(biz_type):
             place = _source_location(biz_type)
@@ -134,27 +170,58 @@ class Registry:
         check_integer("max_attempts", max_attempts, 1, ATTEMPTS_MAX)
         policy = to_retry_policy(retry)
         size, wait_s = _check_batch(batch, batch_wait)
+        model = None if payload is None else _make_payload_model(biz_type, payload, size)
+        if codec is not None:
+            _check_codec(biz_type, codec)
 
         def register(function: Any) -> Any:
-            _check_handler_function(function)
-            taken = self._specs.get(biz_type)
-            if taken is not None and taken.function is not function:
-                rule = (
-                    f"has a handler already: {_source_location(taken.function)};"
-                    f" the second one is {_source_location(function)}"
+            _check_handler_function(function, with_payload=model is not None)
+            self._refuse_second_handler(biz_type, function)
+            is_async = is_async_handler(function)
+            registered, run = function, function
+            if model is not None:
+                from toc.handlers.typed_handler import (  # noqa: PLC0415 - few handlers need it
+                    TypedHandler,
+                    make_job_function,
                 )
-                raise InvalidInput("biz_type", biz_type, rule)
+
+                registered = TypedHandler(biz_type, function, model, client)
+                run = make_job_function(function, model, is_async=is_async)
             self._specs[biz_type] = HandlerSpec(
-                biz_type, function, float(timeout), max_attempts, policy, is_async_handler(function),
-                size, wait_s,
-            )  # fmt: skip
-            return function
+                biz_type,
+                run,
+                float(timeout),
+                max_attempts,
+                policy,
+                is_async,
+                size,
+                wait_s,
+                model,
+                codec,
+            )
+            return registered
 
         return register
+
+    def _refuse_second_handler(self, biz_type: str, function: Handler) -> None:
+        taken = self._specs.get(biz_type)
+        if taken is not None and function not in (
+            taken.function,
+            getattr(taken.function, "__wrapped__", None),  # of a handler with a typed payload
+        ):
+            rule = (
+                f"has a handler already: {_source_location(taken.function)};"
+                f" the second one is {_source_location(function)}"
+            )
+            raise InvalidInput("biz_type", biz_type, rule)
 
     def get(self, biz_type: str) -> HandlerSpec | None:
         """The handler of a type, else the handler of `"*"`, else None."""
         return self._specs.get(biz_type) or self._specs.get(EVERY_TYPE)
+
+    def own_spec(self, biz_type: str) -> HandlerSpec | None:
+        """The handler that is registered for a type by its name; None: there is none."""
+        return self._specs.get(biz_type)
 
     def has_own_handler(self, biz_type: str) -> bool:
         """Whether a function is registered for this type by its name, not only for `"*"`."""
@@ -192,7 +259,26 @@ def is_async_handler(function: Handler | BatchHandler) -> bool:
     )
 
 
-def _check_handler_function(function: object) -> None:
+def _make_payload_model(biz_type: str, form: Callable[..., Any], batch: int) -> PayloadModel[Any]:
+    """What reads payloads of a form. Raises InvalidInput."""
+    if batch:
+        raise InvalidInput(
+            "payload", form, "must not be given with batch: read the attributes there"
+        )
+    if biz_type == EVERY_TYPE:
+        raise InvalidInput("payload", form, "must not be given for '*': types have different forms")
+    from toc.handlers.typed_payload import PayloadModel  # noqa: PLC0415 - few handlers need it
+
+    return PayloadModel(form)
+
+
+def _check_codec(biz_type: str, codec: object) -> None:
+    check_codec_name(codec)
+    if biz_type == EVERY_TYPE:
+        raise InvalidInput("codec", codec, "must not be given for '*': declare it for each type")
+
+
+def _check_handler_function(function: object, *, with_payload: bool) -> None:
     """Raises InvalidInput for an object that cannot be a handler, or whose call would run nothing."""
     rule = ""
     if not callable(function):
@@ -205,19 +291,21 @@ def _check_handler_function(function: object) -> None:
         map(inspect.isasyncgenfunction, candidates)
     ):
         rule = "is a generator, so a call would run nothing of it: remove `yield`"
-    elif not _accepts_one_argument(function):
+    elif with_payload and not _accepts_arguments(function, 2):
+        rule = "must take the job and the payload: def handle(job: toc.Job, payload: ...)"
+    elif not with_payload and not _accepts_arguments(function, 1):
         rule = "must take the job as its only required argument: def handle(job: toc.Job)"
     if rule:
         raise InvalidInput("handler", function, f"{_source_location(function)} {rule}")
 
 
-def _accepts_one_argument(function: Callable[..., Any]) -> bool:
+def _accepts_arguments(function: Callable[..., Any], count: int) -> bool:
     try:
         signature = inspect.signature(function)
     except (ValueError, TypeError):  # some functions written in C have no signature
         return True
     try:
-        signature.bind(None)
+        signature.bind(*[None] * count)
     except TypeError:
         return False
     return True

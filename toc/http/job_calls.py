@@ -43,6 +43,7 @@ from toc.store.jobs import OnDuplicate
 
 CHECKS_S_MAX = 0.002  # of checks between two looks at other calls
 _IDEMPOTENCY_KEY = re.compile(r'"([!#-~]{1,255})"|([!#-~]{1,255})', re.ASCII)
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _Wanted = tuple[int, CheckedJob]
 """A job to write, and its position in the call."""
 
@@ -54,6 +55,8 @@ async def schedule_jobs(backend: Backend, call: Call) -> Reply:
         return await _schedule_bulk(backend, call, call.body.jobs, key)
     try:
         wanted, rule = JobChecks(backend, call.caller).check_job(call.body, key)
+        if wanted.trace is None:
+            wanted = wanted._replace(trace=_traceparent_of(call))
         done = await _schedule_one(backend, call.caller, wanted, rule)
     except InvalidInput as error:
         raise with_names_of_http(error) from None
@@ -174,6 +177,12 @@ def _result_document(result: Scheduled | Exception) -> dict[str, Any]:
     if isinstance(result, InvalidInput):
         result = with_names_of_http(result)
     return {"problem": problem_of(result).as_document()}
+
+
+def _traceparent_of(call: Call) -> str | None:
+    """The W3C traceparent of the request; None: it has none, or one of another form, which is ignored."""
+    found = _TRACEPARENT.fullmatch(call.request.headers.get("traceparent", ""))
+    return None if found is None else found.group()
 
 
 def _idempotency_key_of(call: Call) -> str | None:

@@ -45,6 +45,7 @@ class JobChecks:
             "attribute": job.payload,
             "dedup_key": key,
             "tenant": self._caller.tenant,
+            "trace": job.trace,
         }
         wanted = check_job_fields(self._now_ms, self._attribute_bytes_max, fields, job.biz_type)
         # After the size was checked: the time of this check grows with it, and the event loop waits.

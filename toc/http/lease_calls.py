@@ -84,6 +84,7 @@ async def _lease_document(backend: Backend, job: LeasedJob) -> dict[str, Any]:
         "tenant": job.tenant,
         "action_time": format_datetime(job.action_time),
         "payload": dict(job.attribute),
+        "trace": job.trace,
         "countdown": countdown_document(countdown),
     }
 

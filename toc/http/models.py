@@ -90,6 +90,16 @@ class JobIn(_Request):
         Literal["keep", "replace", "earliest", "latest", "error"],
         Field(description="What happens if a live job has the key."),
     ] = "keep"
+    trace: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=64,
+            pattern="^[!-~]+$",
+            description="Kept with the job: a W3C traceparent, say. Of a single job, default: the header "
+            "traceparent.",
+        ),
+    ] = None
 
 
 class JobsIn(_Request):
@@ -252,6 +262,7 @@ class JobOut(_Answer):
     attempts: int
     payload: dict[str, Any]
     key: str | None
+    trace: str | None
     progress: Annotated[
         ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
     ]
@@ -372,6 +383,7 @@ class LeaseOut(_Answer):
     tenant: str | None
     action_time: str
     payload: dict[str, Any]
+    trace: str | None
     countdown: CountdownOut | None
 
 

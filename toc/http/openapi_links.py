@@ -25,7 +25,8 @@ _FIRST_LEASE = {
 _OK = (HTTPStatus.OK,)
 _SCHEDULED = (HTTPStatus.CREATED, HTTPStatus.OK)
 _LINKS: tuple[tuple[str, str, Iterable[HTTPStatus], Mapping[str, Any]], ...] = (
-    (r"/v1/jobs", "get_v1_types", _OK, {"requestBody": _FIRST_TYPE}),
+    (r"/v1/jobs(:countdown)?", "get_v1_types", _OK, {"requestBody": _FIRST_TYPE}),
+    (r"/v1/jobs/\{job_id\}:arrive", "post_v1_jobs_countdown", _SCHEDULED, {"parameters": _JOB_ID}),
     (r"/v1/jobs/\{job_id\}.*", "post_v1_jobs", _SCHEDULED, {"parameters": _JOB_ID}),
     (r"/v1/types/\{biz_type\}/jobs", "post_v1_jobs", _SCHEDULED,
      {"parameters": _BIZ_TYPE | {"query.biz_id": "$request.body#/biz_id"}}),

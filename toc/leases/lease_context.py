@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from toc.domain.declared_type import DeclaredType
 from toc.domain.job import Job
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.errors import NotFound
 from toc.leases.waiting_room import WaitingRoom
 from toc.store.claims import ClaimedRow, Outcome, OutcomeKind
@@ -64,7 +65,14 @@ class LeaseContext:
         return self.process.settings.topic_of_biz_type(biz_type)
 
     def job_of_row(self, row: ClaimedRow, biz_type: str) -> Job:
-        return job_from_row(row, biz_type)
+        """The job of a row, with its decrypted payload. Raises PayloadUnreadableError."""
+        codecs = self.process.databases.payload_codecs
+        job, declared = job_from_row(row, biz_type, codecs), self.declared_pull_type(biz_type)
+        codec = None if declared is None else declared.codec
+        if codec is None and not is_encrypted(job.attribute):
+            return job
+        identity = PayloadIdentity(job.job_id, biz_type, job.biz_id, job.tenant)
+        return replace(job, attribute=codecs.open_payload(row.attribute, codec, identity))
 
     def give_back(
         self, database: Database, topic: str, token: str, job_ids: Sequence[int], due_ms: int

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from toc.domain.countdown import is_countdown_key
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
+from toc.domain.payload_envelope import PayloadIdentity
 from toc.domain.times import datetime_of
 from toc.errors import SchemaMismatch, is_away
 from toc.leases.demand import Reoffer
@@ -24,6 +25,7 @@ from toc.leases.lease_limits import LeaseStarts
 from toc.leases.waiter import LeasedJob, Waiter
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch, PermitSource
+from toc.runtime.payload_codecs import PayloadUnreadableError
 from toc.runtime.service import Service
 from toc.store.claims import ClaimedRow
 from toc.store.databases import Database
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 60.0  # may be any time, because `enqueue` wakes the thread
 PUT_BACK_MS_MIN, PUT_BACK_MS_MAX = 1000, 5000  # due by Redis' clock, but not by the database's
+UNREADABLE_WAIT_MS = 60_000
 SCANNED = ""  # the topic of batches that a scanner has found
 TAKE_OVERS_MAX = 50  # expired leases of one batch that are taken over; each needs a transaction
 
@@ -191,14 +194,27 @@ class _LeaseBatch:
                 acks.append(Ack(batch.topic, job_id, Reminder(row.due_ms, job_id)))
                 continue
             ack = self._ack_of_unclaimable_row(row, row.due_ms, biz_type, now_ms)
-            if ack is None:
-                by_type[biz_type].append(context.job_of_row(row, biz_type))
-            else:
+            if ack is not None:
                 acks += ack
+                continue
+            try:
+                by_type[biz_type].append(context.job_of_row(row, biz_type))
+            except PayloadUnreadableError as error:
+                acks.append(self._put_back_unreadable_job(row, biz_type, error, now_ms))
         for biz_type, jobs in by_type.items():
             acks += self._distribute_jobs_of_type(biz_type, jobs, now_ms)
         self.has_distributed = True
         self._send_acks(acks)
+
+    def _put_back_unreadable_job(
+        self, row: ClaimedRow, biz_type: str, error: PayloadUnreadableError, now_ms: int
+    ) -> Ack:
+        """The ack of a job that no consumer gets, because its payload cannot be decrypted here."""
+        biz_id = row.biz_id if row.biz_text is None else row.biz_text
+        identity = PayloadIdentity(row.job_id, biz_type, biz_id, row.tenant)
+        self._database.payload_codecs.warn_job_waits(identity, error)
+        again_ms = now_ms + UNREADABLE_WAIT_MS
+        return Ack(self._batch.topic, row.job_id, Reminder(again_ms, row.job_id))
 
     def _read_rows(self, ids_by_shard: dict[int, list[int]]) -> Mapping[int, ClaimedRow]:
         """Reads the rows. Leaves out shards that cannot be read: their ids return after their stay."""
@@ -410,7 +426,7 @@ class _LeaseBatch:
         return LeasedJob(
             job.job_id, share.token, datetime_of(job.due_ms or 0), job.attempts, job.biz_id,
             job.biz_type, job.tenant, job.attribute, job.action_time,
-            is_countdown_key(job.dedup_key),
+            is_countdown_key(job.dedup_key), job.trace,
         )  # fmt: skip
 
     def _send_acks(self, acks: Sequence[Ack]) -> None:

@@ -32,6 +32,7 @@ class LeasedJob:
     attribute: Mapping[str, Any]
     action_time: datetime
     is_countdown: bool = False
+    trace: str | None = None
 
 
 @dataclass(slots=True, eq=False)

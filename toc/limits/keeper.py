@@ -29,6 +29,7 @@ class LimitKeeper(Service):
         self._limits, self._clock = limits, clock
         self._next_hold_s = 0.0
         self._since_ms: dict[str, int] = {}  # by type: since when Redis knows it
+        self._gauged: set[str] = set()  # types whose gauge is not 0
         self._changed: set[str] = set()  # types whose leases must be named, too
         limits.on_release = self.wake
         limits.on_answer, limits.on_lease_change = self._note_since, self._name_leases_again
@@ -43,6 +44,9 @@ class LimitKeeper(Service):
             if self._limits.releases:
                 return 0
         new = self._types_unknown_to_redis()
+        for biz_type in self._gauged - self._limits.holders.count_by_type().keys():
+            metrics.LIMIT_HOLDERS.labels(biz_type).set(0)
+            self._gauged.discard(biz_type)
         if not (new or len(self._limits.holders)):
             return IDLE_S
         wait_s = self._next_hold_s - self._clock.monotonic_s()
@@ -107,6 +111,7 @@ class LimitKeeper(Service):
                 raise
             self._note_since(biz_type, since_ms)
             metrics.LIMIT_HOLDERS.labels(biz_type).set(len(holders))
+            self._gauged.add(biz_type)
 
     def _hold(
         self,

@@ -180,10 +180,14 @@ class Limits:
         for holder in holders:
             self.holders.remove_holder(holder.job_id, token)
         terms = self.terms_of(biz_type)
+        was_of_share = False
         if terms is not None and terms.interval_ms is not None:
             with self._lock:
-                self._share.return_starts(biz_type, partition, terms.interval_ms, len(holders))
-        self._queue_releases([Release(holder, unused=True) for holder in holders])
+                was_of_share = self._share.return_starts(
+                    biz_type, partition, terms.interval_ms, len(holders)
+                )
+        # A start of this node's share does not come back to Redis, which has not given it.
+        self._queue_releases([Release(holder, unused=not was_of_share) for holder in holders])
 
     def job_ended(self, job_id: int, token: str) -> None:
         """A claimed job has ended, or was given back. Nothing happens if its type has no concurrency."""

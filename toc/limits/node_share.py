@@ -62,11 +62,13 @@ class NodeShare:
         wait_ms = max(0.0, full_ms + interval_ms - now_ms - burst_ms)
         return PartitionAnswer(room, -int(-wait_ms // 1), is_full)
 
-    def return_starts(self, biz_type: str, partition: str, interval_ms: float, unused: int) -> None:
-        """Returns starts that were not used."""
+    def return_starts(self, biz_type: str, partition: str, interval_ms: float, unused: int) -> bool:
+        """Returns starts that were not used. False: they are not of this share."""
         key = (biz_type, partition)
-        if key in self._full_ms:
-            self._full_ms[key] -= unused * interval_ms * self._nodes
+        if key not in self._full_ms:
+            return False
+        self._full_ms[key] -= unused * interval_ms * self._nodes
+        return True
 
     def part_of(self, limit: int) -> int:
         """This node's part of a number; the parts of all nodes together are the number."""

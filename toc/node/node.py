@@ -12,7 +12,12 @@ from functools import partial
 
 from toc.cluster.membership import ClusterView, Membership
 from toc.cluster.ownership_times import OwnershipTimes
-from toc.domain.node_assignment import add_group_to_name, compute_assignment, group_of_member
+from toc.domain.node_assignment import (
+    add_group_to_name,
+    compute_assignment,
+    group_of_member,
+    place_in_group,
+)
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
 from toc.node.alarms import make_alarm_services
@@ -373,9 +378,7 @@ class Node:
             peers = sum(group_of_member(member) == group for member in view.members)
             self.pauses.gate.share = 1 / max(1, peers)
             if self.limits is not None:
-                before = (m for m in view.members if m < self._member_name)
-                index = sum(group_of_member(member) == group for member in before)
-                self.limits.limits.set_nodes(index, max(1, peers))
+                self.limits.limits.set_nodes(*place_in_group(self._member_name, view.members))
         assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.

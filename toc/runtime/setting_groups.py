@@ -88,6 +88,9 @@ class TypeSettings(_SettingGroup):
         description="where the jobs are sent: 'webhook:NAME', or a broker of [sinks] as "
         "'rabbitmq:orders/{biz_type}'",
     )
+    codec: str | None = Field(
+        None, description="the codec that encrypts the payloads (docs/how-to/encrypted-payloads.md)"
+    )
     rate: str | None = Field(
         None, description="how many jobs may start, over all nodes: '500/s', '100/m', '1000/h'"
     )
@@ -99,6 +102,24 @@ class TypeSettings(_SettingGroup):
     )
     per: str | None = Field(
         None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
+    )
+
+
+class CodecSettings(_SettingGroup):
+    """A codec encrypts the payloads of types by AES-256-GCM; needs toc[codec]."""
+
+    key: SecretStr | None = Field(
+        None,
+        description="keys as `toc types key` prints them, with commas between them: the first one "
+        "encrypts, all decrypt",
+    )
+    key_file: str | None = Field(
+        None, min_length=1, description="file with the keys, one on a line, instead of `key`"
+    )
+    accept_plain: bool = Field(
+        False,
+        description="run jobs of types with this codec whose payloads are not encrypted: for jobs that "
+        "were scheduled before the type had the codec",
     )
 
 

@@ -38,6 +38,7 @@ from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
 from toc.domain.pauses import HeldTypes
+from toc.domain.payload_envelope import CODEC_NAME
 from toc.domain.pull_types import PULL_TOPIC_PREFIX, PullTypes, topic_of_pull_type
 from toc.domain.routing import SHARDS_MAX, Routing, is_power_of_two
 from toc.domain.secret_masking import is_secret_name, mask_secrets
@@ -49,6 +50,7 @@ from toc.runtime.setting_groups import (
     AlarmSettings,
     CatalogueSettings,
     ClusterSettings,
+    CodecSettings,
     HttpSettings,
     LeaseSettings,
     LimitSettings,
@@ -123,6 +125,10 @@ class Settings(BaseSettings):
     types: dict[str, TypeSettings] = Field(
         default_factory=dict,
         description="declarations of types by name (docs/how-to/types.md)",
+    )
+    codecs: dict[str, CodecSettings] = Field(
+        default_factory=dict,
+        description="codecs that encrypt payloads, by name (docs/how-to/encrypted-payloads.md)",
     )
     pool_size: int = Field(
         16, ge=1, le=1000, description="connections per database and process, at most"
@@ -225,6 +231,19 @@ class Settings(BaseSettings):
                 DeclaredType.from_fields(name, given)
             except InvalidInput as error:
                 raise ValueError(f"{name}: {error}") from None
+        return value
+
+    @field_validator("codecs")
+    @classmethod
+    def _check_codecs(cls, value: dict[str, CodecSettings]) -> dict[str, CodecSettings]:
+        for name, codec in value.items():
+            if not CODEC_NAME.fullmatch(name):
+                raise ValueError(
+                    f"the name {name!r} must be 1 to 32 letters, digits, '_' or '-', and begin with a "
+                    "letter or digit"
+                )
+            if (codec.key is None) == (codec.key_file is None):
+                raise ValueError(f"{name}: give either key or key_file")
         return value
 
     @field_validator("sinks")
@@ -458,6 +477,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
     "topics": TopicSettings, "types": TypeSettings, "sinks": SinkSettings,
+    "codecs": CodecSettings,
 }  # fmt: skip
 """The settings that are groups by a name, as `[topics.orders]`; of sinks by two, as `[sinks.kafka.orders]`.
 """
@@ -547,7 +567,7 @@ def _is_setting_or_group(given: list[str], path: tuple[str, ...]) -> bool:
 
 _SECRETS = {
     "databases", "moving", "redis_url", ("retention", "replicas"), ("cluster", "auth"),
-    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"), "sinks",
+    ("reconcile", "spark"), ("reconcile", "archive"), ("webhooks", "key"), "sinks", "codecs",
     ("alarms", "url"), ("alarms", "secret"),
 }  # fmt: skip
 """Settings whose values no error shows."""

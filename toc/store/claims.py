@@ -99,6 +99,7 @@ class ClaimedRow(NamedTuple):
     claimed_ms: int | None
     biz_text: str | None
     tenant: str | None
+    trace: str | None
     overdue: bool  # due_ms has passed, by the database's clock within its believed bounds
 
 
@@ -718,7 +719,7 @@ _SELECT_SETTLED = _SELECT_PRESENT.where(
 # Most rows that are read after a claim are claimed: their status and token are known.
 _SELECT_CLAIMED = select(
     c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end_time, c.attempts,
-    c.dedup_key, c.claim_time, c.biz_text, c.tenant,
+    c.dedup_key, c.claim_time, c.biz_text, c.tenant, c.trace,
 ).where(
     c.job_id.in_(IDS), c.status == int(Status.RUNNING), c.claim_token == bindparam("token")
 )  # fmt: skip

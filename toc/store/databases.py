@@ -47,6 +47,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from toc.domain.routing import Routing, routing_hash_of
 from toc.errors import StoreUnavailable
 from toc.runtime.clock import Clock
+from toc.runtime.payload_codecs import PayloadCodecs
 from toc.runtime.private_files import on_sqlite_connect
 from toc.runtime.server_clock import ServerClock
 from toc.runtime.setting_groups import MysqlSettings
@@ -119,8 +120,10 @@ class Database:
         moving: str | None,
         mysql: MysqlSettings,
         limits: ConnectionLimits,
+        payload_codecs: PayloadCodecs,
     ) -> None:
         self.index, self.shards = index, shards
+        self.payload_codecs = payload_codecs
         self.idle_transaction_s = limits.idle_transaction_s
         self._read_timeout_s = limits.read_timeout_s
         self._clock, self._rng = clock, rng
@@ -468,9 +471,11 @@ class Databases:
         mysql: MysqlSettings | None = None,
         rng: random.Random | None = None,
         limits: ConnectionLimits | None = None,
+        payload_codecs: PayloadCodecs | None = None,
     ) -> None:
         self.routing = routing
         self.clock = clock
+        self.payload_codecs = payload_codecs or PayloadCodecs()
         rng = rng or random.Random()  # noqa: S311 - spreads retries, keeps no secrets
         self.all = [
             Database(
@@ -482,6 +487,7 @@ class Databases:
                 moving=(moving or {}).get(index),
                 mysql=mysql or MysqlSettings(),
                 limits=limits or ConnectionLimits(),
+                payload_codecs=self.payload_codecs,
             )
             for index, url in enumerate(urls)
         ]
@@ -499,8 +505,9 @@ class Databases:
         )
         databases, routing = settings.databases, settings.routing
         return cls(
-            databases, routing, clock, moving=settings.moving, mysql=settings.mysql, limits=limits
-        )
+            databases, routing, clock, moving=settings.moving, mysql=settings.mysql, limits=limits,
+            payload_codecs=PayloadCodecs(settings.codecs),
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Database]:
         return iter(self.all)

@@ -29,7 +29,7 @@ class JobDetails:
 
 def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails | None:
     """Reads a job; None: no such row. Raises StoreUnavailable, and SchemaMismatch for a missing table."""
-    row_of = select(*JOB_COLUMNS, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
+    row_of = select(*JOB_COLUMNS, c.result, c.gmt_create, c.gmt_modified).where(c.job_id == job_id)
     types = database.biz_type.c
     letter_of = dead_jobs_query(database.dead).where(database.dead.c.job_id == job_id)
 
@@ -40,7 +40,7 @@ def read_job_details(database: Database, shard: int, job_id: int) -> JobDetails 
         name = connection.scalar(select(types.name).where(types.type_no == row[2]))
         if name is None:
             name = f"number {row[2]}, which has no name"
-        job = job_from_row(row, name)
+        job = job_from_row(row, name, database.payload_codecs, row.result)
         found: Any = connection.execute(letter_of).first()
         letter = None if found is None else dead_job_from_row(found, job.biz_type)
         return JobDetails(job, row[2], row[-2], row[-1], letter)

@@ -9,7 +9,9 @@ from sqlalchemy import ColumnElement, Select, Table, and_, case, func, or_, sele
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.biz_ids import BusinessId
 from toc.domain.job import DeadJob, Job, Status
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.domain.result_document import parse_document
+from toc.runtime.payload_codecs import PayloadCodecs
 from toc.store.schema import JOB
 
 c = JOB.c
@@ -25,28 +27,37 @@ Statements that search by the index on (due_time, job_id) have a condition on `d
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
     due_or_lease_end, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
+    c.trace,
 )  # fmt: skip
 """The columns that `job_from_row` reads, in its order."""
 
 _STATUS = {int(status): status for status in Status}
 
 
-def job_from_row(row: Any, biz_type: str, result: str | None = None) -> Job:
-    """A Job from `JOB_COLUMNS`, the name of its type, and the text of the column `result`."""
+def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs, result: str | None = None) -> Job:
+    """A Job from `JOB_COLUMNS`, the name of its type, and the text of the column `result`.
+
+    An encrypted payload is decrypted; one that cannot be is replaced by a marker that says why.
+    """
     document = parse_document(result)
+    biz_id, attribute = row[1] if row[11] is None else row[11], _parse_attribute_json(row[5])
+    if is_encrypted(attribute):
+        identity = PayloadIdentity(row[0], biz_type, biz_id, row[12])
+        attribute = codecs.show_payload(row[5], attribute, identity)
     return Job(
         job_id=row[0],
-        biz_id=row[1] if row[11] is None else row[11],
+        biz_id=biz_id,
         biz_type=biz_type,
         status=status_from_number(row[3]),
         action_ms=row[4],
-        attribute=_parse_attribute_json(row[5]),
+        attribute=attribute,
         due_ms=row[6],
         attempts=row[7],
         token=row[8],
         dedup_key=row[9],
         claimed_ms=row[10],
         tenant=row[12],
+        trace=row[13],
         result=document.result,
         last_progress=document.progress,
     )

@@ -141,8 +141,8 @@ class Jobs:
         rows = database.select(query, shard)
         if not rows:
             return None
-        row = rows[0]
-        return job_from_row(row, self.type_name(row.type_no, database), row.result)
+        row, codecs = rows[0], self._databases.payload_codecs
+        return job_from_row(row, self.type_name(row.type_no, database), codecs, row.result)
 
     def find(
         self,
@@ -165,8 +165,10 @@ class Jobs:
         )
         database = self._databases.database_of_shard(shard)
         rows = database.select(query, shard)
+        codecs = self._databases.payload_codecs
         return [
-            job_from_row(row, self.type_name(row.type_no, database), row.result) for row in rows
+            job_from_row(row, self.type_name(row.type_no, database), codecs, row.result)
+            for row in rows
         ]
 
     def live_ids_of_business(
@@ -506,7 +508,8 @@ class _JobInsert:
             )
             if execute_on_shard(connection, shard, mine).first():
                 return InsertResult(job.job_id, job.action_ms, written=True)
-        return job._replace(job_id=self._library.fresh_id_like(job.job_id))
+        fresh_id = self._library.fresh_id_like(job.job_id)
+        return job._replace(job_id=fresh_id, attribute=job.attribute_for(fresh_id))
 
     def _handle_held_key(
         self, connection: Connection, shard: int, job: NewJob
@@ -539,8 +542,9 @@ class _JobInsert:
                     action_time=job.action_ms,
                     due_time=job.action_ms,
                     attempts=0,  # guard: replace-keeps-status
-                    attribute=job.attribute,
+                    attribute=job.attribute_for(holder.job_id),
                     gmt_modified=db_now(),
+                    **({} if job.trace is None else {"trace": job.trace}),
                 )
             )
             if not execute_on_shard(connection, shard, change).rowcount:
@@ -589,6 +593,9 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     rows: list[str] = []
     has_texts = any(job.biz_text or job.tenant for job in jobs)
     columns = f"{_COLUMNS}, biz_text, tenant" if has_texts else _COLUMNS
+    has_traces = any(job.trace for job in jobs)
+    if has_traces:
+        columns += ", trace"
     mark = "?" if database.sqlite else "%s"
     for job in jobs:
         biz_id = to_signed64(job.biz_id) if database.sqlite else job.biz_id
@@ -606,6 +613,9 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
         if has_texts:
             texts = f", {mark}, {mark}"
             values += (job.biz_text, job.tenant)
+        if has_traces:
+            texts += f", {mark}"
+            values.append(job.trace)
         rows.append(
             f"({job.job_id:d}, {biz_id:d}, {job.type_no:d}, '{when}', '{when}', {attribute}, {key}{texts})"
         )

@@ -108,7 +108,10 @@ class _QuietWriter:
         latest_ms = holder.gmt_create + self._call.max_wait_ms
         at_ms = min(job.action_ms, latest_ms)
         statement = _JOIN_RETRY if has_fired else _MOVE
-        values = {"id": holder.job_id, "attribute": job.attribute}
+        values: dict[str, Any] = {
+            "id": holder.job_id,
+            "attribute": job.attribute_for(holder.job_id),
+        }
         if not has_fired:
             values["at"] = at_ms
         if not execute_on_shard(self._connection, self._shard, statement, values).rowcount:
@@ -133,7 +136,9 @@ class _QuietWriter:
             others = [row for row in rows if row.dedup_key != new.dedup_key]
             # Ids of two calls in one millisecond may be equal: then the row may be another call's.
             content = (inserted.job_id, new.action_ms, new.attribute)
-            is_mine = any((row.job_id, row.action_time, row.attribute) == content for row in rows)
+            is_mine = inserted.job_id != new.job_id or any(
+                (row.job_id, row.action_time, row.attribute) == content for row in rows
+            )
             if is_mine and _choose_pending(others) is None:
                 savepoint.commit()
                 return inserted

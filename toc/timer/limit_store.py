@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from redis.exceptions import ResponseError
+
 from toc.domain.limit_terms import ONE_PARTITION, LimitTerms
+from toc.errors import TimerUnavailable
 from toc.runtime.clock import Clock
 from toc.timer import redis_keys
 from toc.timer.lua_scripts import ScriptCall
@@ -153,7 +156,10 @@ class LimitStore:
 
     def _call(self, calls: Sequence[ScriptCall]) -> list[Any]:
         answers = self._server.call_scripts(calls) if calls else []
-        raise_if_any_failed(answers)
+        try:
+            raise_if_any_failed(answers)
+        except ResponseError as error:  # e.g. another program has written one of the keys
+            raise TimerUnavailable(error) from error
         return answers
 
     def _type_keys(self, biz_type: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from toc.domain.result_document import encode_document
+from toc.handlers.hook_calls import report_failure
 from toc.handlers.verdicts import Done
 from toc.runtime import metrics
 from toc.runtime.service import Inbox
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 # Delay until the next attempt of a job whose verdict or retry policy is invalid.
 LAST_RESORT_S = 60.0
+
+FAILED = (OutcomeKind.RETRY, OutcomeKind.BURY)
+"""The outcomes of attempts that have failed."""
 
 _fired_counter = cache(metrics.FIRED.labels)
 _TIMER_STAGE = metrics.STAGE.labels("timer")
@@ -94,6 +98,10 @@ class AttemptHooks:
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)
             )
         self._log.log_handler_end(run, result, outcome, now_ms, now_s - run.started_s)
+        if outcome.kind in FAILED and not run.control.is_lost:
+            is_dead = outcome.kind is OutcomeKind.BURY
+            hooks = self._context.handlers.hooks.registered
+            report_failure(hooks, run.job, result, is_dead=is_dead)
         if isinstance(result, Done) or run.control.progress is not run.control.written_progress:
             outcome = outcome._replace(document=self._make_document(run, result, outcome))
         self._send_to_settler(run, outcome)

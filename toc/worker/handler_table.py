@@ -15,7 +15,15 @@ from dataclasses import replace
 from typing import Any
 
 from toc.domain.declared_type import DeclaredType
-from toc.errors import NotFound, SchemaMismatch, StatementFailed, StoreUnavailable
+from toc.errors import (
+    NotFound,
+    SchemaMismatch,
+    SettingsError,
+    StatementFailed,
+    StoreUnavailable,
+)
+from toc.handlers.hook_calls import wrap_batch_handler, wrap_handler
+from toc.handlers.hooks import Hooks
 from toc.handlers.registry import (
     BatchHandler,
     Handler,
@@ -25,6 +33,7 @@ from toc.handlers.registry import (
 )
 from toc.runtime import metrics
 from toc.runtime.log_throttle import LogThrottle
+from toc.runtime.payload_codecs import PayloadCodecs
 from toc.store.biz_types import BizTypeCache, describe_type_conflict
 from toc.store.claims import Claims
 from toc.store.databases import Database, Databases
@@ -44,9 +53,17 @@ A handler with an attribute `batch` above 0 (and `batch_wait`, in seconds) gets 
 
 
 def with_declared_terms(spec: HandlerSpec, declared: DeclaredType) -> HandlerSpec:
-    """A handler with the timeout, the attempts and the retry policy that the declaration sets."""
+    """A handler with the timeout, the attempts, the retry policy and the codec that the declaration sets."""
     terms: dict[str, Any] = {name: getattr(declared, name) for name in declared.explicit}
+    if declared.codec is not None:
+        terms["codec"] = declared.codec
     return replace(spec, biz_type=declared.name, **terms)
+
+
+def with_hooks(spec: HandlerSpec, hooks: Hooks) -> HandlerSpec:
+    """A handler whose runs have the hooks around them."""
+    wrap: Any = wrap_batch_handler if spec.batch else wrap_handler
+    return replace(spec, function=wrap(hooks.registered, spec.function, is_async=spec.is_async))
 
 
 class HandlerTable:
@@ -60,7 +77,10 @@ class HandlerTable:
         sinks: SinkHandlers,
         claims: Claims,
         gate: Gate,
+        codecs: PayloadCodecs | None = None,
     ) -> None:
+        self._codecs = codecs or PayloadCodecs()
+        self._had_hooks = False  # when `_specs` was made
         self._types, self._declared, self._claims = types, declared, claims
         self._gate = gate
         self._registry, self._sinks = registry, sinks
@@ -72,6 +92,10 @@ class HandlerTable:
         self._refused: set[tuple[str, str]] = set()  # of which an error was logged
         self._lock = threading.Lock()
         self._log_throttle = LogThrottle(log)
+
+    @property
+    def hooks(self) -> Hooks:
+        return self._registry.hooks
 
     def create_biz_types(self, databases: Databases) -> None:
         """Creates the handlers' types in each database that answers; in other databases at the first use.
@@ -93,25 +117,41 @@ class HandlerTable:
 
     def refresh_handlers(self) -> None:
         """Updates which type numbers have which handler in this process, if types or declarations changed."""
-        if self._version == self._present_version():
+        has_hooks = self._registry.hooks.registered.are_around_runs
+        if self._version == self._present_version() and self._had_hooks is has_hooks:
             return
         with self._lock:
             # The versions before the content: a change in between makes the next call do this again.
             version = self._present_version()
             names = self._types.known.names
             specs = {no: spec for no, name in names.items() if (spec := self._make_spec(name))}
+            if has_hooks:
+                specs = {no: with_hooks(spec, self._registry.hooks) for no, spec in specs.items()}
             # The handlers are set first: each job that is claimed from now on must find its handler.
             self._specs = specs
             self._not_for_every_type = frozenset(names.keys() - specs.keys())
             closed = self._gate.closed_numbers(names)
             self._claims.set_claimed_types(specs, self._gate.held_types, closed)
-            self._version = version
+            self._version, self._had_hooks = version, has_hooks
 
     def _present_version(self) -> tuple[int, int, int]:
         return self._types.known.version, self._declared.version, self._gate.version
 
     def _make_spec(self, name: str) -> HandlerSpec | None:
         """The handler of a type with the terms in force; None: this process does not run the type."""
+        spec = self._find_spec(name)
+        if spec is not None and spec.codec is not None:
+            try:
+                self._codecs.check_usable(spec.codec)
+            except SettingsError as error:
+                text = (
+                    "jobs of biz_type %r wait for another worker: their payloads are encrypted: %s"
+                )
+                self._log_once(name, f"codec {spec.codec}", text, name, error)
+                return None
+        return spec
+
+    def _find_spec(self, name: str) -> HandlerSpec | None:
         if name in self._declared.faults:
             return None
         declared, registered = self._declared.get(name), self._registry.get(name)

@@ -7,14 +7,18 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Job
+from toc.domain.payload_envelope import PayloadIdentity, is_encrypted
 from toc.domain.run_control import RunControl
 from toc.handlers.registry import HandlerSpec
+from toc.handlers.verdicts import Snooze
 from toc.runtime.admission import Admission
+from toc.runtime.payload_codecs import PayloadUnreadableError
 from toc.store.claims import ClaimedRow, Outcome
 from toc.store.countdowns import read_countdown
 from toc.store.databases import Database
@@ -22,6 +26,10 @@ from toc.store.databases import Database
 if TYPE_CHECKING:
     from toc.worker.context import WorkerContext
     from toc.worker.handler_batch import HandlerBatch
+
+
+UNREADABLE_WAIT_S = 300.0
+"""How long a job waits whose payload this process cannot decrypt."""
 
 
 class CancelledByShutdown:
@@ -148,16 +156,19 @@ class RunMaker:
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
         attribute: dict[str, Any] = {}
+        biz_id = row.biz_id if row.biz_text is None else row.biz_text
         try:
             attribute = parse_attribute_json(row.attribute)
+            if spec.codec is not None or is_encrypted(attribute):
+                spec, attribute = self._open_payload(row, spec, biz_id)
         except (ValueError, RecursionError) as error:
             # Another program wrote the attribute. Only this job fails, with a reason; the batch is run.
             spec = replace(spec, function=_make_failing_handler(error), is_async=False, batch=0)
         control = RunControl(self._extend_s_max, self._on_progress)
         job = Job(
-            row.job_id, row.biz_id if row.biz_text is None else row.biz_text, spec.biz_type, row.status,
+            row.job_id, biz_id, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, _control=control, _countdown=self._read_countdown,
+            tenant=row.tenant, trace=row.trace, _control=control, _countdown=self._read_countdown,
         )  # fmt: skip
         topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(
@@ -166,6 +177,21 @@ class RunMaker:
             asked_s=self._asked.monotonic_s, queued_s=self._queued_s, control=control,
             found_ms=self._found_ms, asked_wall_ms=self._asked.wall_ms,
         )  # fmt: skip
+
+    def _open_payload(
+        self, row: ClaimedRow, spec: HandlerSpec, biz_id: int | str
+    ) -> tuple[HandlerSpec, dict[str, Any]]:
+        """The decrypted payload; or a handler that lets the job wait or fail, and no payload."""
+        codecs = self._database.payload_codecs
+        identity = PayloadIdentity(row.job_id, spec.biz_type, biz_id, row.tenant)
+        try:
+            return spec, codecs.open_payload(row.attribute, spec.codec, identity)
+        except PayloadUnreadableError as error:
+            function = _make_refusing_handler(error)
+            if error.waits:
+                codecs.warn_job_waits(identity, error)
+                function = _let_job_wait
+            return replace(spec, function=function, is_async=False, batch=0), {}
 
     def _claimed_ms(self, row: ClaimedRow) -> int:
         """The database's time at the claim, within the bounds that this process believes."""
@@ -176,6 +202,22 @@ class RunMaker:
             clamped_ms = self._database.server_clock.clamp_server_time_ms(server_ms)
             self._clamped_ms[server_ms] = clamped_ms
         return clamped_ms
+
+
+def _let_job_wait(job: Job) -> Snooze:
+    """The handler of a job whose payload this process cannot decrypt, but others may."""
+    del job
+    return Snooze(timedelta(seconds=UNREADABLE_WAIT_S))
+
+
+def _make_refusing_handler(error: PayloadUnreadableError) -> Callable[[Job], object]:
+    """A handler that fails, for a job whose encrypted payload was changed."""
+
+    def raise_payload_error(job: Job) -> object:
+        del job
+        raise error
+
+    return raise_payload_error
 
 
 def _make_failing_handler(error: Exception) -> Callable[[Job], None]:

@@ -76,7 +76,13 @@ class Worker:
         claims = Claims(databases, round(settings.lease_s * 1000))
         metadata = process.database_metadata
         handlers = HandlerTable(
-            metadata.types, metadata.declared, registry, sinks, claims, process.gate
+            metadata.types,
+            metadata.declared,
+            registry,
+            sinks,
+            claims,
+            process.gate,
+            databases.payload_codecs,
         )
         handlers.create_biz_types(databases)
         handlers.refresh_handlers()
