@@ -123,6 +123,19 @@ def test_two_calls_with_one_id_both_count(library: Library) -> None:
     assert library.row(new.job_id).attribute == '{"n":2}'
 
 
+def test_an_encrypted_payload_is_made_for_the_row_that_takes_the_call(library: Library) -> None:
+    def sealed(number: int) -> QuietCall:
+        new = library.new(in_ms=QUIET_MS)
+        seal = f'{{"call":{number},"row":%d}}'.__mod__
+        return QuietCall(new._replace(attribute=seal(new.job_id), seal=seal), "", MAX_WAIT_MS)
+
+    job_id = debounce_job(library.databases, library.jobs, sealed(1)).job_id
+    for number in (1, 2):
+        assert library.row(job_id).attribute == f'{{"call":{number},"row":{job_id}}}'
+        debounce_job(library.databases, library.jobs, sealed(2))
+    assert library.count() == 1
+
+
 # ---- a model of the table of rules
 
 
