@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     pauses = _center.pauses
     countdown = _center.countdown
     arrive = _center.arrive
+    debounce = _center.debounce
     get = _center.get
     wait = _center.wait
     find = _center.find
@@ -103,8 +104,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
     "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close", "wait",
-    "countdown", "arrive",
-    "recur", "recurring", "every",
+    "countdown", "arrive", "debounce", "recur", "recurring", "every",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -143,7 +143,7 @@ __all__ = [
     "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
     "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
-    "connect", "countdown", "current_job", "dead", "every", "find", "get", "handler", "hooks",
-    "load_settings", "pause", "pauses", "place", "recur", "recurring", "redrive", "reschedule",
-    "resume", "run_now", "schedule", "schedule_each", "schedule_many", "wait",
+    "connect", "countdown", "current_job", "dead", "debounce", "every", "find", "get", "handler",
+    "hooks", "load_settings", "pause", "pauses", "place", "recur", "recurring", "redrive",
+    "reschedule", "resume", "run_now", "schedule", "schedule_each", "schedule_many", "wait",
 ]  # fmt: skip

@@ -281,6 +281,19 @@ def test_what_the_command_line_wrote_the_library_reads(toc: Toc) -> None:
     assert (job.biz_id, job.dedup_key) == (1, "k")
 
 
+def test_the_later_time_counts_with_on_duplicate_latest(toc: Toc) -> None:
+    key = ("--key", "k", "--json")
+    first = toc("schedule", 71, "1h", *key).json
+    later = toc("schedule", 71, "2h", *key, "--on-duplicate", "latest").json
+    assert (later["job_id"], later["did"]) == (first["job_id"], "replaced")
+    assert later["action_time"] > first["action_time"]
+    kept = toc("schedule", 71, "3h", *key, "--on-duplicate", "earliest").json
+    assert (kept["did"], kept["action_time"]) == ("kept", later["action_time"])
+    assert toc("cancel", first["job_id"]).code == 0
+    once = toc("schedule", 71, "1h", *key, "--on-duplicate", "once").json
+    assert (once["job_id"], once["did"]) == (first["job_id"], "kept")
+
+
 def test_a_countdown_from_the_command_line(toc: Toc) -> None:
     start = ("countdown", "A-7", "1h", "--count", 2, "--type", "order.ship", "--json")
     made = toc(*start)

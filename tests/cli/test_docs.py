@@ -49,7 +49,7 @@ def test_the_page_names_every_command(toc: Toc) -> None:
         "types",
         "alarms",
         "recurring",
-    ],  # fmt: skip
+    ],
 )
 def test_the_list_of_commands_shows_each_on_one_whole_line(toc: Toc, group: str) -> None:
     listed = toc(*group.split(), "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]

@@ -199,9 +199,25 @@ def recurring(center: Any, world: RemoteWorld) -> list[Any]:
     return [*seen, verbs.list()]
 
 
+def debounces(center: Any, world: RemoteWorld) -> list[Any]:
+    calm = {**CLOSE, "quiet": MINUTE, "max_wait": 3 * MINUTE}
+    first = center.debounce("A-1", **calm, attribute={"n": 1}, details=True)
+    seen = [first, center.debounce("A-1", **calm, attribute={"n": 2}, details=True)]
+    seen += [center.get(first.job_id), center.debounce("A-1", **calm, dedup_key="k")]
+    seen.append(center.cancel(biz_id="A-1", **CLOSE))
+    wrong: list[dict[str, Any]] = [
+        {"quiet": 5}, {"quiet": timedelta(0)}, {"max_wait": timedelta(seconds=59)},
+        {"max_wait": timedelta(days=367)}, {"dedup_key": None}, {"biz_id": -1}, {"attribute": 5},
+    ]  # fmt: skip
+    for each in wrong:
+        seen.append(outcome_of(center.debounce, **({"biz_id": "A-2"} | calm | each)))
+    seen.append(outcome_of(center.schedule, 1, MINUTE, **CLOSE, dedup_key="quiet:a:"))
+    return seen
+
+
 SCENARIOS = [
     schedule_and_get, duplicates, without_a_key, changes, changes_by_key, running_and_done,
-    found_in_pages, many, wrong_arguments, waits, countdowns, recurring,
+    found_in_pages, many, wrong_arguments, waits, countdowns, debounces, recurring,
 ]  # fmt: skip
 
 

@@ -243,6 +243,12 @@ class Model:
         if self.status is Status.PENDING and self.due_in <= self.now:
             self.status, self.claimed = Status.RUNNING, True
 
+    def fail(self, kind: OutcomeKind) -> None:
+        """The job fires, and waits for another attempt."""
+        self.wait(2 * DEADLINE_MS)
+        self.claim(0)
+        self.settle(kind)
+
     def settle(self, kind: OutcomeKind) -> None:
         if self.status is not Status.RUNNING:
             return
@@ -269,6 +275,7 @@ STEPS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0, 20_000, DEADLINE_MS])),
     st.tuples(st.just("reschedule"), st.sampled_from([0, 10_000, 90_000])),
     st.tuples(st.sampled_from(["claim", "cancel", "run_now", "redrive"]), st.just(0)),
+    st.tuples(st.just("fail"), st.sampled_from([OutcomeKind.RETRY, OutcomeKind.GIVE_BACK])),
     st.tuples(st.just("settle"), st.sampled_from(list(OutcomeKind))),
 )
 

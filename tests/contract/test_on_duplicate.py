@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import defaultdict
 from typing import Any, Literal
 
 import pytest
@@ -193,3 +195,85 @@ def test_run_now_changes_no_job_that_runs_or_has_ended(library: Library) -> None
     assert library.jobs.run_now(library.ended(OutcomeKind.DONE), library.now_ms) == "done"
     assert library.jobs.run_now(library.dead(), library.now_ms) == "dead"
     assert library.jobs.run_now(library.new().job_id, library.now_ms) == "unknown"
+
+
+# ---- earliest and latest at the same time as claims
+
+
+class _Calls:
+    """Calls with one key from several threads, what they were told, and what the runs of the jobs saw."""
+
+    def __init__(self, library: Library, rule: Rule) -> None:
+        self.library, self.rule = library, rule
+        self.wrote: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by job: (time, number)
+        self.kept: list[tuple[int, int]] = []  # (job, time) of calls that kept a pending job
+        self.refused: list[bool] = []
+        self.failed: list[BaseException] = []
+        self.runs: dict[
+            int, tuple[int, str]
+        ] = {}  # by job: the time and the attribute at the claim
+        self._example = library.new()
+
+    def call_often(self, caller: int) -> None:
+        rng = random.Random(caller)  # noqa: S311 - times of calls
+        try:
+            for number in range(caller * 100, caller * 100 + 15):
+                self._call(number, -rng.randrange(1000))
+        except BaseException as error:  # noqa: BLE001 - the test fails with it
+            self.failed.append(error)
+
+    def _call(self, number: int, in_ms: int) -> None:
+        new = self.library.new(in_ms=in_ms, key="k", attribute=f'{{"n":{number}}}')
+        try:
+            (done,) = self.library.insert(new, on_duplicate=self.rule)
+        except DuplicateJob as error:
+            self.refused.append(error.running)
+            return
+        if done.written:
+            self.wrote[done.job_id].append((new.action_ms, number))
+        elif done.holder is Status.PENDING:
+            self.kept.append((done.job_id, new.action_ms))
+
+    def run_pending(self, token: str) -> None:
+        library, example = self.library, self._example
+        for job_id in library.jobs.live_ids_of_business(
+            library.shard(example.job_id), example.business_id, library.close_no, "k"
+        ):
+            row = library.claim([job_id], token)[job_id]
+            assert (row.token, row.status) == (token, Status.RUNNING)
+            seen = self.runs[job_id] = (row.action_ms, str(row.attribute))
+            after = library.row(job_id)
+            assert (after.action_ms, after.attribute) == seen
+            assert library.settle_as(OutcomeKind.DONE, job_id, token)
+
+    def check_runs(self) -> None:
+        best = min if self.rule == "earliest" else max
+        assert self.wrote.keys() == self.runs.keys()
+        for job_id, calls in self.wrote.items():
+            best_ms = best(ms for ms, _ in calls)
+            texts = {f'{{"n":{number}}}' for ms, number in calls if ms == best_ms}
+            assert self.runs[job_id][0] == best_ms
+            assert self.runs[job_id][1] in texts
+        for job_id, ms in self.kept:
+            assert best(ms, self.runs[job_id][0]) == self.runs[job_id][0]
+
+
+@pytest.mark.parametrize("rule", ["earliest", "latest"])
+def test_concurrent_calls_leave_the_best_time_that_was_told(library: Library, rule: Any) -> None:
+    """What a handler is given is what the calls were told, whatever a claim interrupts.
+
+    Of the calls that wrote a job, the best time counts, with the attribute of a call with this time. A call
+    that kept a pending job was no better. No call changes a job after its claim.
+    """
+    calls, turn = _Calls(library, rule), 0
+    threads = [threading.Thread(target=calls.call_often, args=(caller,)) for caller in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        turn += 1
+        calls.run_pending(f"turn {turn}")
+    calls.run_pending("the last")
+    assert calls.failed == []
+    assert all(calls.refused)
+    assert rule == "latest" or not calls.refused  # "earliest" keeps a running job
+    calls.check_runs()

@@ -42,6 +42,10 @@ NOT_FOUND = "not_found"
 CALLS: dict[tuple[str, str], _Line] = {
     ("POST", "/v1/jobs"): _Line("/v1/jobs", JOB),
     ("POST", "/v1/jobs:countdown"): _Line("/v1/jobs:countdown", JOB | {"count": 2}),
+    ("POST", "/v1/jobs:debounce"): _Line(
+        "/v1/jobs:debounce",
+        {"biz_id": "{biz}", "biz_type": "order.close", "quiet": 1, "max_wait": 9},
+    ),
     ("POST", "/v1/jobs/{job_id}:arrive"): _Line(
         "/v1/jobs/{id}:arrive", {"arrival_id": "a"}, NOT_COUNTED
     ),
@@ -184,7 +188,10 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
         return
     if route.path == "/v1/types":
         return  # test_types_are_those_of_the_token
-    if route.path in ("/v1/jobs", "/v1/jobs:countdown") and who != "another type":
+    if (
+        route.path in ("/v1/jobs", "/v1/jobs:countdown", "/v1/jobs:debounce")
+        and who != "another type"
+    ):
         assert response.status_code == 201  # a job of the caller's own tenant
         return
     if "/recurring" in route.path:

@@ -1,8 +1,9 @@
-"""What a handler is told of its countdown, and what a lost Redis does to one."""
+"""What a handler is told of its countdown, what a lost Redis does to one, and debounced jobs."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
@@ -83,3 +84,24 @@ def test_without_redis_the_scanner_runs_the_job_after_the_last_arrival(make_rig:
     assert rig.center.arrive("pay", job_id=job_id) == "completed"
     rig.wait_for(Status.DONE, job_id)
     assert seen[0] == Countdown(1, ("pay",), "arrivals")
+
+
+def test_a_debounced_job_runs_after_its_last_call(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    runs: dict[int, int] = {}
+
+    @rig.handler()
+    def handle(job: Job) -> None:
+        assert job.job_id not in runs
+        runs[job.job_id] = job.attribute["n"]
+
+    rig.start()
+    quiet, last = timedelta(seconds=0.3), {}
+    for number in range(20):
+        job_id = rig.center.debounce(
+            1, quiet=quiet, max_wait=timedelta(minutes=9), biz_type=TYPE, attribute={"n": number}
+        )
+        last[job_id] = number
+    rig.wait_for(Status.DONE, *last)
+    # On a slow machine a job may have run between two calls.
+    assert runs == last

@@ -82,6 +82,7 @@ class AsyncTimeoutCenter:
     run_now = _in_thread(TimeoutCenter.run_now)
     arrive = _in_thread(TimeoutCenter.arrive)
     countdown = _in_thread(TimeoutCenter.countdown)
+    debounce = _in_thread(TimeoutCenter.debounce)
     redrive = _in_thread(TimeoutCenter.redrive)
     pause = _in_thread(TimeoutCenter.pause)
     resume = _in_thread(TimeoutCenter.resume)

@@ -23,6 +23,8 @@ from toc.center.bulk_schedule import BulkSchedule
 from toc.center.connections import Connections
 from toc.center.countdown_spec import check_countdown
 from toc.center.countdowns import arrive_at, countdown_target, start_countdown
+from toc.center.debounce import debounce
+from toc.center.debounce_spec import check_debounce
 from toc.center.each_schedule import EachSchedule
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields, check_job_spec
 from toc.center.job_target import JobTarget
@@ -99,6 +101,15 @@ class CountdownOptions(TypedDict, total=False):
     on_duplicate: CountdownDuplicate
     tenant: str | None
     actor: str | None
+
+
+class DebounceOptions(TypedDict, total=False):
+    """The options of `TimeoutCenter.debounce`."""
+
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str
+    tenant: str | None
 
 
 class TimeoutCenter:
@@ -570,6 +581,63 @@ class TimeoutCenter:
         check_arrival_id(arrival_id)
         target = countdown_target(job_id, biz_id, biz_type, dedup_key, tenant)
         return arrive_at(self._open_connections(), target, arrival_id, actor)
+
+    # ---- debounce
+
+    @overload
+    def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        details: Literal[False] = False,
+        **options: Unpack[DebounceOptions],
+    ) -> int: ...
+
+    @overload
+    def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        details: Literal[True],
+        **options: Unpack[DebounceOptions],
+    ) -> Scheduled: ...
+
+    def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        tenant: str | None = None,
+        details: bool = False,
+    ) -> int | Scheduled:
+        """Makes sure that the handler acts once for many calls: when none has come for `quiet`.
+
+        Returns the job_id. Each call moves the pending job to `quiet` from now, but never beyond `max_wait`
+        after the call that made the job, and never back; and gives it the call's attribute. A call while the
+        job runs makes another job. A job that waits for its retry gets the attribute; its time stays.
+
+        quiet, max_wait: above 0, at most 366 days; by the clock of the job's database. dedup_key: calls are
+        of one group by (tenant, biz_id, biz_type, key); up to 56 characters. Other arguments and `details`:
+        as in `schedule` ("replaced": a pending job took the call). Raises InvalidInput, StoreUnavailable, and
+        DuplicateJob when two jobs of the key run already.
+        """
+        fields = {
+            "biz_id": biz_id, "biz_type": biz_type, "attribute": attribute, "dedup_key": dedup_key,
+            "tenant": tenant,
+        }  # fmt: skip
+        wanted = check_debounce(
+            self._clock.wall_ms(), self.settings.limits, quiet, max_wait, fields
+        )
+        done = debounce(self._open_connections(), wanted)
+        return done.as_scheduled if details else done.job_id
 
     # ---- look
 

@@ -32,6 +32,9 @@ class OnDuplicateOption(StrEnum):
 
     KEEP = "keep"
     REPLACE = "replace"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    ONCE = "once"
     ERROR = "error"
 
 

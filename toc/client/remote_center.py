@@ -67,6 +67,15 @@ class RemoteCountdownOptions(TypedDict, total=False):
     tenant: None
 
 
+class RemoteDebounceOptions(TypedDict, total=False):
+    """The options of a debounced job over HTTP."""
+
+    biz_type: str
+    attribute: dict[str, Any] | None
+    dedup_key: str
+    tenant: None
+
+
 class _RemoteBase:
     """The address, the settings and the verbs of a remote client."""
 
@@ -315,6 +324,37 @@ class RemoteCenter(_RemoteBase):
             )
         )  # fmt: skip
 
+    @overload
+    def debounce(
+        self, biz_id: int | str, *, quiet: timedelta, max_wait: timedelta,
+        details: Literal[False] = False, **options: Unpack[RemoteDebounceOptions],
+    ) -> int: ...  # fmt: skip
+
+    @overload
+    def debounce(
+        self, biz_id: int | str, *, quiet: timedelta, max_wait: timedelta, details: Literal[True],
+        **options: Unpack[RemoteDebounceOptions],
+    ) -> Scheduled: ...  # fmt: skip
+
+    def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        details: bool = False,
+        **options: Unpack[RemoteDebounceOptions],
+    ) -> int | Scheduled:
+        """Moves the pending job of a key, or makes one, as `TimeoutCenter.debounce`.
+
+        The type must be declared. A repetition after a lost answer may tell "replaced" for a job that this
+        call has made.
+        """
+        done = self._transport.run_verb(
+            self._verbs.debounce(biz_id, quiet=quiet, max_wait=max_wait, **options)
+        )
+        return done if details else done.job_id
+
     def pause(
         self,
         biz_type: str,
@@ -503,6 +543,33 @@ class AsyncRemoteCenter(_RemoteBase):
         return done if details else done.job_id
 
     arrive = _awaited(RemoteCenter.arrive)
+
+    @overload
+    async def debounce(
+        self, biz_id: int | str, *, quiet: timedelta, max_wait: timedelta,
+        details: Literal[False] = False, **options: Unpack[RemoteDebounceOptions],
+    ) -> int: ...  # fmt: skip
+
+    @overload
+    async def debounce(
+        self, biz_id: int | str, *, quiet: timedelta, max_wait: timedelta, details: Literal[True],
+        **options: Unpack[RemoteDebounceOptions],
+    ) -> Scheduled: ...  # fmt: skip
+
+    async def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        details: bool = False,
+        **options: Unpack[RemoteDebounceOptions],
+    ) -> int | Scheduled:
+        """Moves the pending job of a key, or makes one, as `RemoteCenter.debounce`."""
+        steps = self._verbs.debounce(biz_id, quiet=quiet, max_wait=max_wait, **options)
+        done = await self._transport.run_verb(steps)
+        return done if details else done.job_id
+
     cancel = _awaited(RemoteCenter.cancel)
     reschedule = _awaited(RemoteCenter.reschedule)
     redrive = _awaited(RemoteCenter.redrive)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from toc.center.countdown_spec import check_countdown
+from toc.center.debounce_spec import check_debounce
 from toc.center.job_spec import CheckedJob, JobSpec, When, check_job_fields
 from toc.center.job_wait import check_timeout
 from toc.center.schedule_hooks import begin_schedule
@@ -40,7 +41,7 @@ from toc.domain.countdown import ArrivalAnswer, check_arrival_id, check_own_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.domain.pauses import PauseInfo
-from toc.domain.times import action_time_to_ms
+from toc.domain.times import action_time_to_ms, ceil_ms
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import registry
 from toc.runtime.clock import Clock, SystemClock
@@ -240,6 +241,43 @@ class Verbs:
             arguments=arguments,
         )
         return parse_arrival(answer)
+
+    # ---- debounce
+
+    def debounce(
+        self,
+        biz_id: int | str,
+        *,
+        quiet: timedelta,
+        max_wait: timedelta,
+        biz_type: str = "default",
+        attribute: dict[str, Any] | None = None,
+        dedup_key: str = "",
+        tenant: str | None = None,
+    ) -> Steps[Scheduled]:
+        refuse_tenant(tenant)
+        arguments = {
+            "biz_id": biz_id, "quiet": quiet, "max_wait": max_wait, "biz_type": biz_type,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+        }  # fmt: skip
+        wanted = check_debounce(
+            self._clock.wall_ms(), self._settings.limits, quiet, max_wait, arguments
+        )
+        document = {
+            **business_document(wanted.job.business), "biz_type": wanted.job.biz_type,
+            "quiet": ceil_ms(quiet) / 1000, "max_wait": wanted.max_wait_ms / 1000, "key": dedup_key,
+        }  # fmt: skip
+        if attribute is not None:
+            document["payload"] = attribute
+        # Repeated after a lost answer, the call moves the job once more, as another call would.
+        answer = yield HttpCall(
+            "POST",
+            "/v1/jobs:debounce",
+            encode_body(document),
+            is_repeatable=True,
+            arguments=arguments,
+        )
+        return parse_scheduled(answer)
 
     # ---- pause
 

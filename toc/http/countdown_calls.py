@@ -5,17 +5,15 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from toc.access.authorise import is_allowed
-from toc.domain.argument_checks import encode_attribute
 from toc.domain.biz_ids import check_business_id
 from toc.domain.countdown import ArrivalAnswer
-from toc.domain.declared_type import check_payload
 from toc.domain.job import Scheduled
 from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
 from toc.http.declared import not_allowed, require_type
 from toc.http.job_calls import require_room
-from toc.http.job_checks import with_names_of_http
+from toc.http.job_checks import check_single_payload, with_names_of_http
 from toc.http.job_documents import (
     arrival_document,
     parse_biz_id,
@@ -31,12 +29,7 @@ async def start_countdown(backend: Backend, call: Call) -> Reply:
     body: CountdownIn = call.body
     caller, limits = call.caller, backend.settings.limits
     declared = require_type(backend, caller, "schedule", body.biz_type)
-    try:
-        encode_attribute(body.payload, limits.attribute_bytes)
-    except InvalidInput as error:
-        raise with_names_of_http(error) from None
-    # After the size was checked: the time of this check grows with it, and the event loop waits.
-    check_payload(declared, body.payload, field="payload")
+    check_single_payload(declared, body.payload, limits.attribute_bytes)
     biz_id = parse_biz_id(body.biz_id, body.biz_id_is_text, digits_are_text=True)
     business = check_business_id(biz_id, caller.tenant)
     try:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from toc.access.caller import Caller
 from toc.center.job_spec import CheckedJob, check_job_fields
+from toc.domain.argument_checks import encode_attribute
 from toc.domain.declared_type import DeclaredType, check_payload
 from toc.errors import InvalidInput
 from toc.http.declared import require_type
@@ -89,3 +90,15 @@ def with_names_of_http(error: InvalidInput) -> InvalidInput:
     first, slash, rest = error.field.partition("/")
     name = first.rpartition(".")[2] if first.startswith("jobs[") else first
     return InvalidInput(_NAMES.get(name, name) + slash + rest, error.value, error.rule)
+
+
+def check_single_payload(
+    declared: DeclaredType, payload: dict[str, Any] | None, bytes_max: int
+) -> None:
+    """Raises InvalidInput for a payload that is too large, or does not fit the schema of its type."""
+    try:
+        encode_attribute(payload, bytes_max)
+    except InvalidInput as error:
+        raise with_names_of_http(error) from None
+    # After the size was checked: the time of this check grows with it, and the event loop waits.
+    check_payload(declared, payload, field="payload")

@@ -38,7 +38,8 @@ OwnKey = Annotated[
     str,
     Field(
         max_length=56,
-        description="There is one live countdown per tenant, biz_id, biz_type and key.",
+        description="There is one live countdown, and one debounced job, per tenant, biz_id, biz_type "
+        "and key.",
     ),
 ]
 Reason = Annotated[
@@ -154,6 +155,29 @@ class ProgressOut(_Answer):
 
     done: int
     total: int
+
+
+class DebounceIn(_Request):
+    """A call that one job may stand for, together with others of its tenant, biz_id, biz_type and key."""
+
+    biz_id: BizId
+    biz_id_is_text: IsText = None
+    biz_type: Annotated[str, Field(max_length=64, description="A declared type.")]
+    quiet: Annotated[
+        float | int | str,
+        Field(
+            description="The job fires when no call has come for so long: seconds, or an ISO 8601 duration."
+        ),
+    ]
+    max_wait: Annotated[
+        float | int | str,
+        Field(description="The longest time from the call that made the job, as quiet."),
+    ]
+    payload: Annotated[
+        dict[str, Any] | None,
+        Field(description="A JSON object; the handler gets that of the last call."),
+    ] = None
+    key: OwnKey = ""
 
 
 class CountdownIn(_Request):

@@ -6,6 +6,7 @@ from http import HTTPStatus
 
 from toc.http import (
     countdown_calls,
+    debounce_calls,
     job_calls,
     job_verbs,
     lease_calls,
@@ -24,6 +25,7 @@ from toc.http.models import (
     BusinessIn,
     BusinessRescheduleIn,
     CountdownIn,
+    DebounceIn,
     ExplanationOut,
     ExtendIn,
     FailIn,
@@ -68,6 +70,12 @@ ROUTES: tuple[Route, ...] = (
         "Start a countdown: a job that fires when so many arrivals have come, at the latest at its deadline.",
         scope="schedule", bodies=(CountdownIn,), statuses=(_CREATED, _OK), problems=(_CONFLICT,),
         audited="jobs.countdown",
+    ),
+    Route(
+        "POST", "/v1/jobs:debounce", debounce_calls.debounce_job, ScheduledOut,
+        "Move the pending job of a key to the end of a quiet period, up to a maximum; or make one.",
+        scope="schedule", bodies=(DebounceIn,), statuses=(_CREATED, _OK), problems=(_CONFLICT,),
+        audited="jobs.debounce",
     ),
     # Paths with a verb come before the path that would take the verb as a part of an id.
     Route(

@@ -124,12 +124,19 @@ class Jobs:
             return insert.insert_on_connection(connection)
 
     def insert_on_connection(
-        self, connection: Connection, database: Database, jobs: Sequence[NewJob]
+        self,
+        connection: Connection,
+        database: Database,
+        jobs: Sequence[NewJob],
+        *,
+        repeated: bool = False,
     ) -> list[InsertResult]:
-        """Inserts jobs in a transaction of toc's own on `database`; a job whose key is held is kept."""
-        routing = self._databases.routing
-        insert = _JobInsert(self, database, routing, jobs, "keep", self.actor)
-        return insert.insert_on_connection(connection)
+        """Inserts jobs in a transaction of toc's own on `database`; a job whose key is held is kept.
+
+        repeated: an earlier try of the call may have been committed.
+        """
+        insert = _JobInsert(self, database, self._databases.routing, jobs, "keep", self.actor)
+        return insert.insert_on_connection(connection, repeated=repeated)
 
     # ---- reads
 
@@ -426,8 +433,11 @@ class _JobInsert:
         self._may_be_committed = True
         return results
 
-    def insert_on_connection(self, connection: Connection) -> list[InsertResult]:
+    def insert_on_connection(
+        self, connection: Connection, *, repeated: bool = False
+    ) -> list[InsertResult]:
         """Inserts the jobs in the connection's transaction."""
+        self._repeated = self._repeated or repeated
         results: dict[int, InsertResult] = {}
         for shard, positions in self._parts:
             jobs = [self._jobs[position] for position in positions]
