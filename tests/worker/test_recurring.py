@@ -137,7 +137,7 @@ def test_the_settle_of_other_jobs_asks_nothing_about_schedules(make_rig: MakeRig
     rig = make_rig()
     rig.handler(NAME)(lambda job: None)
     worker = rig.alone()
-    ids = [rig.center.schedule(n, NOW, biz_type=NAME, dedup_key="k") for n in range(5)]
+    ids = [rig.center.schedule(n, LONG_AGO, biz_type=NAME, dedup_key="k") for n in range(3)]
     with statements_of(worker.context.process.databases[0]) as seen:
         rig.offer(worker, *ids)
         rig.wait_for(Status.DONE, *ids)
