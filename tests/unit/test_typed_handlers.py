@@ -85,8 +85,10 @@ def test_a_schedule_of_a_typed_handler_makes_jobs_of_its_type() -> None:
     assert [spec.biz_type for spec in registry] == ["close"]
     with pytest.raises(InvalidInput, match="does not fit Close"):
         registry.every(60, name="other")(close)
+    other = Registry()
+    other.handler("close")(lambda job: None)
     with pytest.raises(InvalidInput, match="only required argument"):
-        Registry().every(60)(close)  # its handler is of another registry
+        other.every(60)(close)  # the handler of another registry
     assert registry.schedules == [schedule]
 
 
