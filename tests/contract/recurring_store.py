@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from toc.domain.recurrence import Recurrence
 from toc.domain.recurring import RecurringSchedule
 from toc.store import recurring_rows
 from toc.store.claims import Outcome, OutcomeKind
-from toc.store.recurring_chains import MadeOccurrence
+from toc.store.recurring_chains import MadeOccurrence, RecurringChains
 from toc.store.recurring_changes import ChangedSchedule, RecurringChanges
 from toc.store.recurring_rows import RecurringRow
 
@@ -23,13 +24,15 @@ HOUR_MS = 3_600_000
 class RecurringStore:
     """A library with one schedule. Times are relative to the start of the clock, 2026-01-01 00:00 UTC."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(
+        self, library: Library, codec_of: Callable[[str], str | None] = lambda name: None
+    ) -> None:
         self.library, self.start_ms = library, library.now_ms
+        self.chains = RecurringChains(library.databases, library.jobs, codec_of)
         self.changes = RecurringChanges(
-            library.databases, library.database_metadata, library.jobs,
+            library.databases, library.database_metadata, self.chains,
             biz_types_max=100, schedules_max=3, backfill_max=500, occurrence_days=31,
         )  # fmt: skip
-        self.chains = self.changes.chains
         self.database = self.changes._database_of(NAME, None)
         self._tokens = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,15 +11,19 @@ import pytest
 from pydantic import SecretStr
 
 from tests.contract.library import Library
+from tests.contract.recurring_store import RecurringStore
 from toc.center.async_center import AsyncTimeoutCenter
 from toc.center.center import JobSpec, TimeoutCenter
 from toc.domain.declared_type import DeclaredType
+from toc.domain.job import Status
 from toc.domain.payload_envelope import CODEC_KEY, PLAIN_BYTES_MAX
+from toc.domain.times import datetime_of
 from toc.errors import InvalidInput, SettingsError
 from toc.handlers.registry import Registry
 from toc.runtime.key_ring import new_key_line
 from toc.runtime.setting_groups import CodecSettings
 from toc.runtime.settings import Settings
+from toc.store.claims import OutcomeKind
 from toc.store.declared_types import DeclaredTypes
 
 LATER = timedelta(days=1)
@@ -95,6 +99,64 @@ def test_each_way_to_schedule_encrypts(library: Library, center: TimeoutCenter) 
     assert empty is not None
     assert empty.attribute == {}
     assert [job.attribute for job in center.find("A-1", tenant="shop")] == [card, card]
+
+
+def test_each_verb_of_recurring_schedules_encrypts(library: Library, center: TimeoutCenter) -> None:
+    declare(library, codec="pii")
+    card = {"card": SECRET}
+    made = center.recur("nightly", every=3600, biz_type=NAME, attribute=card, tenant="shop")
+    with TimeoutCenter(settings_with(library, KEY), clock=library.clock) as fresh:
+        # This client has not read yet which types have a codec.
+        ids = [made.job_id, fresh.recurring.run("nightly", tenant="shop")]
+    now = datetime_of(library.now_ms)
+    done = center.recurring.backfill("nightly", now - LATER / 12, now, tenant="shop")
+    center.recurring.pause("nightly", tenant="shop")
+    ids += [*done.job_ids, center.recurring.resume("nightly", tenant="shop").job_id]
+    raw = raw_attributes(library)
+    assert len(done.job_ids) == 3
+    assert raw.keys() == set(ids)
+    assert all(text is not None and text.startswith(f'{{"{CODEC_KEY}"') for text in raw.values())
+    assert all(job is not None and job.attribute == card for job in map(center.get, raw))
+
+
+def test_without_the_key_no_job_of_a_schedule_is_written(
+    library: Library, center: TimeoutCenter
+) -> None:
+    declare(library, codec="pii")
+    name, now = "nightly", datetime_of(library.now_ms)
+    center.recur(name, every=3600, biz_type=NAME)
+    raw, before = raw_attributes(library), center.recurring.get(name)
+
+    def fresh(verb: Callable[[TimeoutCenter], object]) -> None:
+        with (
+            TimeoutCenter(settings_with(library), clock=library.clock) as without,
+            pytest.raises(SettingsError, match=r"codecs\.pii"),
+        ):
+            verb(without)
+
+    fresh(lambda it: it.recur(name, every=60, biz_type=NAME))
+    fresh(lambda it: it.recurring.run(name))
+    fresh(lambda it: it.recurring.backfill(name, now - LATER, now))
+    assert (raw_attributes(library), center.recurring.get(name)) == (raw, before)
+    paused = center.recurring.pause(name)
+    fresh(lambda it: it.recurring.resume(name))
+    assert center.recurring.get(name) == paused
+
+
+def test_a_settle_without_the_key_leaves_the_chain_to_others(library: Library) -> None:
+    store = RecurringStore(library, lambda name: "pii" if name == "report" else None)
+    keyed = RecurringStore(library)
+    keyed.declare(attribute='{"a":1}')
+    before = keyed.row
+    keyed.advance(1)
+    claimed = keyed.claim()
+    with pytest.raises(SettingsError, match=r"codecs\.pii"):
+        store.end(claimed)
+    assert (keyed.row, keyed.job().status) == (before, Status.RUNNING)
+    assert store.library.settle_as(OutcomeKind.DONE, before.job_id or 0, claimed[1])
+    with pytest.raises(SettingsError, match=r"codecs\.pii"):
+        store.keep()
+    assert keyed.row == before
 
 
 def test_a_replaced_payload_is_bound_to_the_row_of_the_holder(

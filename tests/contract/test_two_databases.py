@@ -17,6 +17,7 @@ from toc.errors import StoreUnavailable
 from toc.store import recurring_rows
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.database_metadata import DatabaseMetadata
+from toc.store.recurring_chains import RecurringChains
 from toc.store.recurring_changes import RecurringChanges
 
 
@@ -95,8 +96,9 @@ def test_one_database_away_leaves_the_other(tmp_path: Path) -> None:
 
 
 def test_a_recurring_schedule_lies_in_the_database_of_its_jobs(two: Library) -> None:
+    chains = RecurringChains(two.databases, two.jobs, lambda name: None)
     changes = RecurringChanges(
-        two.databases, two.database_metadata, two.jobs, biz_types_max=100, schedules_max=20,
+        two.databases, two.database_metadata, chains, biz_types_max=100, schedules_max=20,
         backfill_max=10, occurrence_days=31,
     )  # fmt: skip
     rule = Recurrence(every_s=3600)

@@ -73,6 +73,25 @@ def test_a_dataclass_comes_back_as_it_was_made(pages: int, tags: list[str]) -> N
     assert model.read_attribute(model.make_attribute((pages, tags), {})) == Report(pages, tags)
 
 
+def test_a_schedule_of_a_typed_handler_makes_jobs_of_its_type() -> None:
+    registry = Registry()
+
+    @registry.every(60, name="hourly", attribute={"reason": "x"})
+    @registry.handler("close", payload=Close)
+    def close(job: Job, form: Close) -> None: ...
+
+    (schedule,) = registry.schedules
+    assert (schedule.name, schedule.biz_type) == ("hourly", "close")
+    assert [spec.biz_type for spec in registry] == ["close"]
+    with pytest.raises(InvalidInput, match="does not fit Close"):
+        registry.every(60, name="other")(close)
+    other = Registry()
+    other.handler("close")(lambda job: None)
+    with pytest.raises(InvalidInput, match="only required argument"):
+        other.every(60)(close)  # the handler of another registry
+    assert registry.schedules == [schedule]
+
+
 def test_a_typed_dict_and_a_strict_model_are_read_as_json() -> None:
     note = PayloadModel(Note)
     assert note.read_attribute(note.make_attribute((), {"text": "x", "level": 1})) == {

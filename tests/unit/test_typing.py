@@ -36,6 +36,7 @@ GOOD_FORMS = f"""
 import toc
 {FORMS}
 one: int = close.schedule(42, timedelta(minutes=30), reason="unpaid", notify=False)
+toc.every("0 3 * * *")(report).schedule("A-1", timedelta(), pages=3)
 two: int = report.schedule("A-1", timedelta(), 3)
 three: int = close.with_options(dedup_key="x").schedule(42, timedelta(), reason="unpaid")
 attribute = close.attribute(reason="unpaid")
@@ -78,6 +79,7 @@ made = toc.schedule(42, timedelta(minutes=1), details=True)
 print(made.created, made.did == "kept")
 job_ids: list[int] = toc.schedule_many([(1, timedelta())])
 print(toc.schedule_many([(1, timedelta())], details=True)[0].running)
+toc.every(60)(plain)
 answer = toc.cancel(biz_id=42, biz_type=None)
 match answer.kind:
     case toc.AnswerKind.CANCELLED | toc.AnswerKind.UNKNOWN:

@@ -154,6 +154,57 @@ def test_a_changed_or_swapped_payload_fails_the_attempts(make_rig: MakeRig) -> N
     assert errors.keys() == {swapped, changed}
 
 
+def stored_attributes(rig: Rig, name: str) -> list[str]:
+    """The column of all jobs of a schedule, oldest first."""
+    ids = sorted(job.job_id for job in rig.center.find(name))
+    text = "SELECT attribute FROM {table} WHERE job_id = :id"
+    return [rig.sql(job_id, text, id=job_id)[0][0] for job_id in ids]
+
+
+def test_each_occurrence_of_a_schedule_is_encrypted(make_rig: MakeRig) -> None:
+    """The node declares the schedule, and its settle makes the occurrences after the first."""
+    rig = make_rig(**SCANNER, **codecs(KEY))
+    seen: list[str] = []
+
+    @rig.registry.every(1, overlap="queue", attribute={"card": SECRET})
+    @rig.handler(TYPE, payload=Order, codec="pii")
+    def close(job: Job, order: Order) -> None:
+        seen.append(order.card)
+
+    rig.start()
+    wait_until(lambda: len(seen) >= 3, "three runs", 60)
+    rig.stop()
+    assert set(seen) == {SECRET}
+    stored = stored_attributes(rig, TYPE)
+    assert len(stored) >= 3
+    assert all(text.startswith(f'{{"{CODEC_KEY}":"pii"') for text in stored)
+
+
+def test_a_keeper_without_the_key_leaves_the_chain_to_others(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(**SCANNER, **codecs(KEY))
+    declare(rig, TYPE, codec="pii")
+    made = rig.center.recur("kept", every=86_400, biz_type=TYPE, attribute={"card": SECRET})
+    assert rig.center.cancel(made.job_id or 0).ok
+    without = make_rig(**SCANNER, worker={"recurring_check_s": 0.1})
+    without.registry.every(86_400, name="new", attribute={"card": SECRET})(lambda job: None)
+    declare(rig, "new", codec="pii")
+    without.start()
+    for text in (
+        "recurring schedule 'kept': its next occurrence could not be made: codecs.pii:",
+        "recurring schedule 'new' cannot be declared, and is tried again: codecs.pii:",
+    ):
+        wait_until(lambda text=text: text in caplog.text, text, 60)  # type: ignore[misc]
+    without.stop()
+    assert [each.name for each in rig.center.recurring.list()] == ["kept"]
+    assert len(stored_attributes(rig, "kept")) == 1
+    rig.start()
+    wait_until(lambda: len(stored_attributes(rig, "kept")) == 2, "the next occurrence", 60)
+    assert all(CODEC_KEY in text for text in stored_attributes(rig, "kept"))
+    assert SECRET not in caplog.text
+
+
 def is_put_off(rig: Rig, job_id: int) -> bool:
     """Whether the job waits for a later time, without having lost an attempt."""
     row = rig.row(job_id)

@@ -113,6 +113,31 @@ def test_an_occurrence_that_begins_too_late_is_dropped(
     assert ran == [job_id] * runs
 
 
+def test_a_late_occurrence_is_dropped_outside_of_batches_and_without_hooks(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig()
+    batches, hooked = list[list[int]](), list[tuple[str, int]]()
+    rig.handler(NAME, batch=10, batch_wait=0)(
+        lambda jobs: batches.append([job.job_id for job in jobs])
+    )
+    hooks = rig.registry.hooks
+    for name in ("before_run", "after_run", "on_failure", "on_dead"):
+        getattr(hooks, name)(lambda run, name=name: hooked.append((name, run.job.job_id)))
+    worker = rig.alone()
+    key = chain_key_of(round(LONG_AGO.timestamp() * 1000), 10)
+    late, other = (
+        rig.center.schedule(NAME, LONG_AGO, biz_type=NAME, dedup_key=f"key-{n}") for n in range(2)
+    )
+    statement = "UPDATE {table} SET dedup_key = :key WHERE job_id = :id"
+    rig.sql(late, statement, key=key, id=late)
+    rig.offer(worker, late, other)
+    rig.wait_for(Status.CANCELLED, late)
+    rig.wait_for(Status.DONE, other)
+    assert batches == [[other]]
+    assert hooked == [("before_run", other), ("after_run", other)]
+
+
 def test_callers_cannot_use_the_keys_of_occurrences(make_rig: MakeRig) -> None:
     rig = make_rig()
     with pytest.raises(InvalidInput, match="recurring@"):

@@ -50,7 +50,7 @@ from toc.errors import (
     TocError,
 )
 from toc.handlers.hooks import Hooks
-from toc.handlers.registry import B, F, M, P, PayloadFunction, Registry, registry
+from toc.handlers.registry import B, E, F, M, P, PayloadFunction, Registry, registry
 from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
@@ -760,7 +760,7 @@ class TimeoutCenter:
         overlap: Overlap = "skip",
         catch_up: timedelta | float = 3600,
         jitter: timedelta | float = 0,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[E], E]:
         """Declares a recurring schedule that the decorated function runs; see `Registry.every`."""
         return self._handlers.every(
             when, tz=tz, name=name, attribute=attribute, start=start, end=end, gap=gap,

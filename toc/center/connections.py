@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
 from toc.center.pause_verbs import PauseVerbs
-from toc.center.payload_checks import PayloadChecks, check_plain_size
+from toc.center.payload_checks import PayloadChecks
 from toc.center.reminder_queue import ReminderQueue
 from toc.domain.biz_ids import BusinessId
 from toc.domain.ids import JobIdFactory, routing_bits_of
 from toc.domain.job import NewJob
-from toc.domain.payload_envelope import PayloadIdentity
 from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
 from toc.errors import StatementFailed, StoreUnavailable
@@ -156,25 +155,13 @@ class Connections:
         codecs = self.payload_checks.codecs_of(database, names)
         if not codecs:
             return jobs
+        seal_job = self.databases.payload_codecs.seal_job
         return [
             new
             if (codec := codecs.get(job.biz_type)) is None
-            else self._seal_payload(new, job, codec)
+            else seal_job(codec, job.biz_type, new)
             for new, job in zip(jobs, wanted, strict=True)
         ]
-
-    def _seal_payload(self, new: NewJob, job: CheckedJob, codec: str) -> NewJob:
-        """The job with an encrypted payload. Raises SettingsError without the codec's keys, InvalidInput."""
-        check_plain_size(job.attribute)
-        seal_for = self.databases.payload_codecs.make_seal(codec, job.attribute)
-        business = job.business
-
-        def seal(job_id: int) -> str:
-            return seal_for(
-                PayloadIdentity(job_id, job.biz_type, business.given_id, business.tenant)
-            )
-
-        return new._replace(attribute=seal(new.job_id), seal=seal)
 
     def arm_near_jobs(self, jobs: Iterable[tuple[str, Reminder]]) -> None:
         """Arms near jobs, as (biz_type, reminder) pairs. For use after the commit. Never raises."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.declared_type import check_payload
-from toc.domain.payload_envelope import PLAIN_BYTES_MAX
-from toc.errors import InvalidInput, StatementFailed, StoreUnavailable
+from toc.domain.payload_envelope import check_plain_size
+from toc.errors import StatementFailed, StoreUnavailable
 from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock
 from toc.runtime.payload_codecs import PayloadCodecs
@@ -40,11 +40,7 @@ class PayloadChecks:
 
     def codec_of(self, biz_type: str) -> str | None:
         """The codec of a type: as it is declared, else as the handler in this process says."""
-        declared = self._declared.get(biz_type)
-        if declared is not None and declared.codec is not None:
-            return declared.codec
-        spec = self._handlers.own_spec(biz_type)
-        return None if spec is None else spec.codec
+        return self._handlers.codec_of(biz_type, self._declared.get(biz_type))
 
     def codecs_of(self, database: Database, names: Iterable[str]) -> dict[str, str]:
         """The codecs of those of the types that have one, when their jobs are about to be written.
@@ -52,10 +48,14 @@ class PayloadChecks:
         Reads the declarations if they are old: callers that have checked the jobs themselves, as `toc web`,
         have not read them here, and no payload may be written plain because of that.
         """
-        if self._is_old():
-            self._refresh([database])
+        self.read_if_old(database)
         found = ((name, self.codec_of(name)) for name in names)
         return {name: codec for name, codec in found if codec is not None}
+
+    def read_if_old(self, database: Database) -> None:
+        """Reads the declarations if they are old. Raises nothing: a database that is away refuses jobs."""
+        if self._is_old():
+            self._refresh([database])
 
     def may_block(self, biz_type: str) -> bool:
         """Whether `check_job` asks a database, or checks a payload: an event loop must not wait for it."""
@@ -67,8 +67,7 @@ class PayloadChecks:
         Raises SettingsError if there is a schema and toc[web] is not installed, or if this process cannot use
         the codec of the type.
         """
-        if self._is_old():
-            self._refresh([database])
+        self.read_if_old(database)
         if self._needs_check(job.biz_type):
             self._check_attribute(job, "attribute")
 
@@ -118,11 +117,3 @@ class PayloadChecks:
             self._read_s = now_s
             return
         self._read_s = last_s  # the next call reads again
-
-
-def check_plain_size(attribute: str | None, field: str = "attribute") -> None:
-    """Raises InvalidInput for a payload whose encrypted form does not fit the column."""
-    size = len((attribute or "").encode())
-    if size > PLAIN_BYTES_MAX:
-        rule = f"must be at most {PLAIN_BYTES_MAX} bytes as JSON to be encrypted, is {size}"
-        raise InvalidInput(field, "…", rule)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.argument_checks import check_actor, check_integer, check_reason
-from toc.domain.biz_ids import check_tenant
+from toc.domain.biz_ids import check_business_id, check_tenant
 from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
 from toc.errors import InvalidInput
-from toc.store.recurring_chains import MadeOccurrence
+from toc.store.recurring_chains import MadeOccurrence, RecurringChains
 from toc.store.recurring_changes import ChangedSchedule, Guard, RecurringChanges
 from toc.store.recurring_rows import RecurringRow
 from toc.timer.reminder import Reminder
@@ -55,7 +55,8 @@ class BackfillResult(NamedTuple):
 class RecurringVerbs:
     """The recurring schedules of a client. Thread-safe.
 
-    All verbs raise StoreUnavailable; those that name a schedule raise NotFound if there is none. `actor`
+    All verbs raise StoreUnavailable; those that name a schedule raise NotFound if there is none; those that
+    make jobs raise SettingsError if their payloads are encrypted and this process lacks the keys. `actor`
     (default: the client's) and `reason` are kept with the schedule, and stand in the events of jobs that
     the change cancels.
     """
@@ -130,7 +131,7 @@ class RecurringVerbs:
     ) -> Recurring:  # fmt: skip
         """Resumes a paused schedule from now on; times that passed meanwhile are left to `backfill`."""
         _check_key(name, tenant, actor, reason)
-        state = self._connect()
+        state = self._connect_to_make_jobs(name, tenant)
         done = self._changes(state).resume(name, tenant, actor or state.jobs.actor, reason)
         return self._changed(state, name, tenant, done)
 
@@ -149,7 +150,7 @@ class RecurringVerbs:
         Its nominal time is now. The chain of the schedule goes on as if nothing had happened.
         """
         _check_key(name, tenant)
-        state = self._connect()
+        state = self._connect_to_make_jobs(name, tenant)
         made = self._changes(state).run(name, tenant)
         self._arm(state, [made])
         return made.job_id
@@ -166,16 +167,24 @@ class RecurringVerbs:
         start_ms, end_ms = _moment_ms("start", start), _moment_ms("end", end)
         if end_ms < start_ms:
             raise InvalidInput("end", end, "must not lie before the start")
-        state = self._connect()
+        state = self._connect_to_make_jobs(name, tenant)
         done = self._changes(state).backfill(name, tenant, start_ms, end_ms)
         self._arm(state, done.made)
         return BackfillResult([made.job_id for made in done.made], done.present)
 
     # ---- inside
 
+    def _connect_to_make_jobs(self, name: str, tenant: str | None) -> Connections:
+        """The connections, when it was read which types have a codec: no payload may be written plain."""
+        state = self._connect()
+        business = check_business_id(check_schedule_name(name), tenant)
+        state.payload_checks.read_if_old(state.database_of_business(business))
+        return state
+
     def _changes(self, state: Connections) -> RecurringChanges:
+        chains = RecurringChains(state.databases, state.jobs, state.payload_checks.codec_of)
         return RecurringChanges.from_settings(
-            state.settings, state.databases, state.database_metadata, state.jobs, guard=self._guard
+            state.settings, state.databases, state.database_metadata, chains, guard=self._guard
         )
 
     def _changed(

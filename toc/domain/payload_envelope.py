@@ -66,6 +66,14 @@ def associated_bytes(codec: str, key_id: str, row: PayloadIdentity) -> bytes:
     return json.dumps(facts, ensure_ascii=True, separators=(",", ":")).encode()
 
 
+def check_plain_size(attribute: str | None, field: str = "attribute") -> None:
+    """Raises InvalidInput for a payload whose encrypted form does not fit the column."""
+    size = len((attribute or "").encode())
+    if size > PLAIN_BYTES_MAX:
+        rule = f"must be at most {PLAIN_BYTES_MAX} bytes as JSON to be encrypted, is {size}"
+        raise InvalidInput(field, "…", rule)
+
+
 def check_codec_name(value: object) -> str:
     """The name of a codec. Raises InvalidInput."""
     if not isinstance(value, str) or not CODEC_NAME.fullmatch(value):

@@ -27,6 +27,7 @@ from toc.handlers.hooks import Hooks
 from toc.handlers.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from toc.domain.declared_type import DeclaredType
     from toc.domain.recurrence import Gap
     from toc.domain.recurring import Overlap, RecurringSchedule
     from toc.handlers.typed_handler import SchedulingClient, TypedHandler
@@ -36,6 +37,12 @@ Handler = Callable[[Job], Any] | Callable[[Job], Awaitable[Any]]
 BatchHandler = Callable[[list[Job]], Any] | Callable[[list[Job]], Awaitable[Any]]
 F = TypeVar("F", bound=Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]])
 """The type of a handler for type checkers: a function of a job that returns None or a verdict."""
+E = TypeVar(
+    "E",
+    bound="Callable[[Job], Verdict | None] | Callable[[Job], Awaitable[Verdict | None]]"
+    " | TypedHandler[..., Any]",
+)
+"""The same, or a handler with a typed payload: what `every` decorates."""
 BatchAnswer = Verdict | Sequence[BaseException | None] | Mapping[int, BaseException | None] | None
 """What a batch handler returns: a verdict (None: done) for all jobs, or one for each job: as a list in the
 order of the jobs, or as a dict by job_id. An exception in place of a verdict is the failure of that job."""
@@ -232,7 +239,7 @@ class Registry:
         overlap: Overlap = "skip",
         catch_up: timedelta | float = 3600,
         jitter: timedelta | float = 0,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[E], E]:
         """Declares a recurring schedule whose jobs the decorated function runs.
 
         when: five fields of cron in the zone `tz`, or the time between two runs (a timedelta, or
@@ -240,13 +247,14 @@ class Registry:
         the handler of the biz_type `name` (default: the function's name). The other arguments are those
         of `TimeoutCenter.recur`.
 
-        Each node with this function declares the schedule when it starts. Raises InvalidInput.
+        Each node with this function declares the schedule when it starts. Raises InvalidInput, also for an
+        attribute that does not fit the form of the handler's payload.
         """
         from toc.domain.recurring import make_schedule  # noqa: PLC0415 - 20 ms that few programs need
 
-        def declare(function: F) -> F:
-            found = [spec.biz_type for spec in self if spec.function is function]
-            biz_type = found[0] if found else name or str(getattr(function, "__name__", ""))
+        def declare(function: Any) -> Any:
+            found = self._spec_of_function(function)
+            biz_type = found.biz_type if found else name or str(getattr(function, "__name__", ""))
             schedule = make_schedule(
                 name or biz_type, biz_type=biz_type, tz=tz, attribute=attribute, start=start, end=end,
                 cron=when if isinstance(when, str) else None,
@@ -258,12 +266,24 @@ class Registry:
                 raise InvalidInput(
                     "name", schedule.name, "is a schedule of another function: give name="
                 )
-            if not found:
+            if found is None:
                 self.handler(biz_type)(function)
+            elif found.payload is not None:
+                found.payload.read_json(schedule.attribute)
             self._schedules[schedule.name] = schedule
             return function
 
         return declare
+
+    def _spec_of_function(self, function: Any) -> HandlerSpec | None:
+        """The handler that a decorated function has become here; None: it is not registered."""
+        from toc.handlers.typed_handler import TypedHandler  # noqa: PLC0415 - few handlers need it
+
+        if not isinstance(function, TypedHandler):
+            return next((spec for spec in self if spec.function is function), None)
+        # The function of the spec reads the payload, and calls the one that the TypedHandler calls.
+        spec, called = self.own_spec(function.biz_type), inspect.unwrap(function)
+        return spec if spec is not None and inspect.unwrap(spec.function) is called else None
 
     @property
     def schedules(self) -> Sequence[RecurringSchedule]:
@@ -277,6 +297,13 @@ class Registry:
     def own_spec(self, biz_type: str) -> HandlerSpec | None:
         """The handler that is registered for a type by its name; None: there is none."""
         return self._specs.get(biz_type)
+
+    def codec_of(self, biz_type: str, declared: DeclaredType | None) -> str | None:
+        """The codec of a type: as it is declared, else as its handler here says; None: it has none."""
+        if declared is not None and declared.codec is not None:
+            return declared.codec
+        spec = self.own_spec(biz_type)
+        return None if spec is None else spec.codec
 
     def has_own_handler(self, biz_type: str) -> bool:
         """Whether a function is registered for this type by its name, not only for `"*"`."""

@@ -17,6 +17,7 @@ from toc.domain.ids import check_job_id, routing_bits_of
 from toc.domain.retry_policies import DELAY_S_MAX
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
 from toc.errors import InvalidInput, StatementFailed, StoreUnavailable
+from toc.handlers.registry import Registry
 from toc.leases.call_pool import CallPool
 from toc.leases.correction_service import CorrectionService
 from toc.leases.expired_leases import ExpiredLeases
@@ -83,9 +84,8 @@ class LeaseServer:
             for database in process.databases
         }  # fmt: skip
         self._watch = PullTypeWatch(context, self._sources)
-        occurrences = OccurrenceSettle(
-            process, claims, make_chains(process, process.name), acks, context.reminder_to_put_back
-        )
+        chains = make_chains(process, process.name, Registry())  # this process runs no handlers
+        occurrences = OccurrenceSettle(process, claims, chains, acks, context.reminder_to_put_back)
         self._settlements = [
             Settlement(database, context, occurrences) for database in process.databases
         ]

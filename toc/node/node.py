@@ -434,7 +434,7 @@ class Node:
         """Makes a keeper of recurring schedules per database."""
         settings = self.settings
         changes = RecurringChanges.from_settings(
-            settings, self.databases, database_metadata, worker.chains.jobs, worker.chains
+            settings, self.databases, database_metadata, worker.chains
         )
         schedules = [
             *(group.to_schedule(name) for name, group in settings.recurring.items()),

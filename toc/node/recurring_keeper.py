@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from toc.domain.recurring import RecurringSchedule
-from toc.errors import InvalidInput, StoreUnavailable, TocError, is_away
+from toc.errors import InvalidInput, SettingsError, StoreUnavailable, TocError, is_away
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
 from toc.store import recurring_rows
@@ -134,7 +134,7 @@ class RecurringKeeper(Service):
                 done = self._changes.declare(
                     schedule, self._actor, "declared by a node that started"
                 )
-            except StoreUnavailable as error:
+            except (SettingsError, StoreUnavailable) as error:  # the keys of its codec may come
                 left.append(schedule)
                 text = "recurring schedule %r cannot be declared, and is tried again: %s"
                 self._log_throttle.warning(("declare", schedule.name), text, schedule.name, error)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toc.domain.argument_checks import parse_attribute_json
+from toc.domain.job import NewJob
 from toc.domain.payload_envelope import (
     CODEC_KEY,
     Envelope,
     PayloadIdentity,
     associated_bytes,
+    check_plain_size,
     is_encrypted,
 )
 from toc.errors import SettingsError
@@ -67,6 +69,20 @@ class PayloadCodecs:
             return Envelope(name, key_id, data).to_text()
 
         return seal
+
+    def seal_job(self, name: str, biz_type: str, new: NewJob) -> NewJob:
+        """The new job, which has a plain payload, with an encrypted one.
+
+        Raises SettingsError without the codec's keys, and InvalidInput for a payload that is too large.
+        """
+        check_plain_size(new.attribute)
+        seal_for = self.make_seal(name, new.attribute)
+        business = new.business_id
+
+        def seal(job_id: int) -> str:
+            return seal_for(PayloadIdentity(job_id, biz_type, business.given_id, business.tenant))
+
+        return new._replace(attribute=seal(new.job_id), seal=seal)
 
     def open_payload(
         self, text: str | None, codec: str | None, row: PayloadIdentity

@@ -76,10 +76,16 @@ class _ChangedMeanwhileError(Exception):
 
 class RecurringChains:
     """Makes the occurrences of schedules. `jobs`: inserts them; its actor stands in events of cancelled
-    jobs."""
+    jobs. `codec_of(biz_type)`: the codec of their payloads; None: there is none. It asks no database.
 
-    def __init__(self, databases: Databases, jobs: Jobs) -> None:
-        self._databases, self.jobs = databases, jobs
+    Where the type has a codec and this process lacks its keys, whatever makes a job raises SettingsError and
+    writes nothing: a process with the keys goes on with the chain.
+    """
+
+    def __init__(
+        self, databases: Databases, jobs: Jobs, codec_of: Callable[[str], str | None]
+    ) -> None:
+        self._databases, self.jobs, self._codec_of = databases, jobs, codec_of
 
     # ---- the end of an occurrence
 
@@ -156,13 +162,17 @@ class RecurringChains:
     def new_job(
         self, schedule: RecurringSchedule, type_no: int, due_ms: int, dedup_key: str
     ) -> NewJob:
-        """A job of the schedule, with a fresh id."""
+        """A job of the schedule, with a fresh id, and encrypted if its type has a codec."""
         business = schedule.business
         job_id = self.jobs.fresh_id_of_hash(routing_hash_of(business.number))
-        return NewJob(
+        new = NewJob(
             job_id, business.number, type_no, due_ms, schedule.attribute, dedup_key, business.text,
             business.tenant,
         )  # fmt: skip
+        codec = self._codec_of(schedule.biz_type)
+        if codec is None:
+            return new
+        return self._databases.payload_codecs.seal_job(codec, schedule.biz_type, new)
 
     def new_extra_job(self, row: RecurringRow, nominal_ms: int, due_ms: int) -> NewJob:
         """A job outside the chain: of a backfill, or one that a person asked for."""

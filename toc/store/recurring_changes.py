@@ -22,7 +22,6 @@ from toc.runtime.settings import Settings
 from toc.store import recurring_rows
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases
-from toc.store.jobs import Jobs
 from toc.store.recurring_chains import ChainJob, MadeOccurrence, RecurringChains
 from toc.store.recurring_rows import RecurringRow
 
@@ -54,14 +53,14 @@ class RecurringChanges:
     backfill.
 
     All methods raise StoreUnavailable, and but `declare` and `read_all` NotFound for an unknown schedule.
+    Those that make jobs raise SettingsError where `chains` lacks the keys for their payloads.
     """
 
     def __init__(
         self,
         databases: Databases,
         database_metadata: DatabaseMetadata,
-        jobs: Jobs,
-        chains: RecurringChains | None = None,
+        chains: RecurringChains,
         *,
         biz_types_max: int,
         schedules_max: int,
@@ -69,12 +68,12 @@ class RecurringChanges:
         occurrence_days: float,
         guard: Guard = lambda row: None,
     ) -> None:
-        self._databases, self._types, self._jobs = databases, database_metadata.types, jobs
+        self._databases, self._types = databases, database_metadata.types
         self._biz_types_max, self._schedules_max = biz_types_max, schedules_max
         self._backfill_max = backfill_max
         self._occurrence_ms = round(occurrence_days * 86_400_000)
         self._guard = guard
-        self.chains = chains or RecurringChains(databases, jobs)
+        self.chains, self._jobs = chains, chains.jobs
 
     @classmethod
     def from_settings(
@@ -82,14 +81,13 @@ class RecurringChanges:
         settings: Settings,
         databases: Databases,
         database_metadata: DatabaseMetadata,
-        jobs: Jobs,
-        chains: RecurringChains | None = None,
+        chains: RecurringChains,
         guard: Guard = lambda row: None,
     ) -> RecurringChanges:
         """With the bounds of the settings."""
         limits = settings.limits
         return cls(
-            databases, database_metadata, jobs, chains, biz_types_max=limits.biz_types,
+            databases, database_metadata, chains, biz_types_max=limits.biz_types,
             schedules_max=limits.recurring, backfill_max=limits.backfill,
             occurrence_days=settings.retention.occurrence_days, guard=guard,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from toc.domain.ids import JobIdFactory
 from toc.domain.job import Job
 from toc.domain.occurrence_keys import is_chain_key
 from toc.errors import StoreUnavailable, is_away
+from toc.handlers.registry import Registry
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.service import Inbox
 from toc.store.claims import Claims, Outcome, OutcomeKind
@@ -29,13 +30,17 @@ ReminderMaker = Callable[[int, int, int], Reminder]
 """Makes the reminder to arm, from the time now, the due time (both in ms) and the job_id."""
 
 
-def make_chains(process: ProcessContext, actor: str) -> RecurringChains:
-    """The chains of a process that runs jobs. `actor`: stands in the events of jobs that they cancel."""
+def make_chains(process: ProcessContext, actor: str, handlers: Registry) -> RecurringChains:
+    """The chains of a process that runs jobs. `actor`: stands in the events of jobs that they cancel.
+    handlers: of the process; they may name codecs."""
     ids = JobIdFactory(process.clock.wall_ms, process.rng.randrange(4096))
     jobs = Jobs(
         process.databases, process.database_metadata, lambda bits: ids.make_ids([bits])[0], actor
     )
-    return RecurringChains(process.databases, jobs)
+    declared = process.database_metadata.declared
+    return RecurringChains(
+        process.databases, jobs, lambda name: handlers.codec_of(name, declared.get(name))
+    )
 
 
 class OccurrenceSettle:

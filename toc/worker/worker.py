@@ -49,7 +49,7 @@ class Worker:
             process.reminders, process.clock,
             batch_max=settings.settle_max, queue_max=settings.queue_max,
         )  # fmt: skip
-        self.chains = make_chains(process, context.identity)
+        self.chains = make_chains(process, context.identity, registry)
         occurrences = OccurrenceSettle(
             process, context.claims, self.chains, acks, context.reminder_to_put_back
         )
