@@ -264,16 +264,16 @@ def test_a_call_joins_the_job_that_another_one_has_made_meanwhile(
     first, made = debounce(library).job_id, list[int]()
     library.clock.advance(QUIET_MS / 1000)
     library.claim([first], "one")
-    insert_on = Jobs.insert_on
+    insert = Jobs.insert_on_connection
 
-    def end_first_and_call(self: Jobs, *args: Any, **options: Any) -> InsertResult:
+    def end_first_and_call(self: Jobs, *args: Any, **options: Any) -> list[InsertResult]:
         """The caller has read that the first job runs, and will insert under the second key."""
-        monkeypatch.setattr(Jobs, "insert_on", insert_on)
+        monkeypatch.setattr(Jobs, "insert_on_connection", insert)
         assert library.settle_as(OutcomeKind.DONE, first, "one")
         made.append(debounce(library, 1).job_id)
-        return insert_on(self, *args, **options)
+        return insert(self, *args, **options)
 
-    monkeypatch.setattr(Jobs, "insert_on", end_first_and_call)
+    monkeypatch.setattr(Jobs, "insert_on_connection", end_first_and_call)
     joined = debounce(library, 2)
     assert (joined.job_id, joined.holder) == (made[0], Status.PENDING)
     assert library.row(made[0]).attribute == '{"n":2}'

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection
@@ -55,7 +54,7 @@ from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
-from toc.store.countdowns import read_countdown
+from toc.store.countdowns import CountdownReader, read_countdown
 from toc.store.external_transaction import complete_in_transaction
 from toc.store.jobs import ON_DUPLICATE, InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
@@ -695,7 +694,7 @@ class TimeoutCenter:
                 return []
         shard = state.shard_of_business(business)
         found = state.jobs.find(shard, business, type_no, limit, dedup_key, before)
-        read = partial(read_countdown, state.databases)  # at the first use: there may be many
+        read = CountdownReader(state.databases)  # at the first use: there may be many
         return [
             replace(job, _countdown=read) if is_countdown_key(job.dedup_key) else job
             for job in found

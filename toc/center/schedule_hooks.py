@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
 from toc.domain.times import datetime_of
 from toc.handlers.hook_calls import begin_calls, end_calls
 from toc.handlers.hooks import Hooks, RegisteredHooks, ScheduleCall
-from toc.store.jobs import InsertResult
 
-Result = InsertResult | int | BaseException | None
-"""The result of a job, or its job_id; or why it was not written, None: because another one failed."""
+if TYPE_CHECKING:  # a remote client has no store
+    from toc.store.jobs import InsertResult
+
+    Result = InsertResult | int | BaseException | None
+    """The result of a job, or its job_id; or why it was not written, None: because another one failed."""
 
 
 class HookedSchedule:

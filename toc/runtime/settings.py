@@ -490,6 +490,8 @@ def load_settings(**overrides: Any) -> Settings:
 # ---- names
 
 
+NEAR = 0.75  # how much a known name must be like an unknown one to be offered; 1: the same
+
 NAMED_GROUPS: Mapping[str, type[BaseModel]] = {
     "topics": TopicSettings, "types": TypeSettings, "sinks": SinkSettings,
     "codecs": CodecSettings, "recurring": RecurringSettings,
@@ -567,7 +569,7 @@ def find_unknown_variables(environ: Iterable[str]) -> list[str]:
             for path in paths
         ):
             continue
-        near = get_close_matches(variable, [*names, "TOC_CONFIG"], n=1)
+        near = get_close_matches(variable, [*names, "TOC_CONFIG"], n=1, cutoff=NEAR)
         hint = f"; did you mean {near[0]}?" if near else ""
         faults.append(f"{variable}: unknown setting{hint}")
     return faults
@@ -593,7 +595,9 @@ def _format_fault(fault: Any) -> str:
     path = tuple(str(part) for part in fault["loc"])
     name, text = ".".join(path), fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "extra_forbidden":
-        near = get_close_matches(name, [".".join(known) for known in setting_paths()], n=1)
+        near = get_close_matches(
+            name, [".".join(known) for known in setting_paths()], n=1, cutoff=NEAR
+        )
         return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
     if not name:
         return str(text)

@@ -9,7 +9,7 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
@@ -81,6 +81,27 @@ def count_arrival(databases: Databases, arrival: NewArrival) -> ArrivalAnswer:
         return answer
 
     return database.run_transaction(count)
+
+
+class CountdownReader:
+    """Reads the countdown of a job when the job is asked for it. A copied or pickled job has none."""
+
+    __slots__ = ("_databases",)
+
+    def __init__(self, databases: Databases) -> None:
+        self._databases = databases
+
+    def __call__(self, job: Job) -> Countdown | None:
+        """See `read_countdown`."""
+        return read_countdown(self._databases, job)
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Connections cannot be copied: the `_countdown` of the copy is None."""
+        return _no_countdown, ()
+
+
+def _no_countdown() -> None:
+    return None
 
 
 def read_countdown(databases: Databases, job: Job) -> Countdown | None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toc.domain.argument_checks import parse_attribute_json
@@ -21,7 +21,7 @@ from toc.handlers.verdicts import Drop, Snooze
 from toc.runtime.admission import Admission
 from toc.runtime.payload_codecs import PayloadUnreadableError
 from toc.store.claims import ClaimedRow, Outcome
-from toc.store.countdowns import read_countdown
+from toc.store.countdowns import CountdownReader
 from toc.store.databases import Database
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class RunMaker:
         self._topic_of_biz_type = cache(settings.topic_of_biz_type)
         self._topic = topic
         self._queued_s = context.process.clock.monotonic_s()
-        self._read_countdown = partial(read_countdown, context.process.databases)
+        self._read_countdown = CountdownReader(context.process.databases)
         self._clamped_ms: dict[int, int] = {}  # the rows of a call have few different claim times
 
     def make_run(self, row: ClaimedRow, spec: HandlerSpec) -> JobRun:
