@@ -57,6 +57,7 @@ from toc.store.column_types import db_now, ms_of_sql_time, sql_time_of_ms
 from toc.store.compiled_statement import IdList, id_list_to_sql
 from toc.store.database_home import FENCE_ERRORS, HomeConnections
 from toc.store.driver_errors import (
+    DEADLOCK,
     LOCK_ERRORS,
     LOST_ERRORS,
     error_number,
@@ -73,6 +74,8 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 TRIES_MAX = 5
+DEADLOCK_TRIES_MAX = 12
+"""A deadlock ends at once, so a try costs little; callers of one key can meet in several of them."""
 
 SHARD = "toc_shard"
 """The execution option that names the shard of a statement on `schema.JOB`."""
@@ -367,7 +370,7 @@ class Database:
         if self._first_check is not None and self._first_check.run_until_passed():
             self._first_check = None
         began_s = self._clock.monotonic_s()
-        for tries in range(1, TRIES_MAX + 1):
+        for tries in range(1, DEADLOCK_TRIES_MAX + 1):
             try:
                 with self._writer_turn:
                     return attempt()
@@ -381,7 +384,7 @@ class Database:
                         raise
                     raise failure from error
                 if repeat == "lock":
-                    self._clock.sleep_s(self._rng.uniform(0, 0.01 * 2**tries))
+                    self._clock.sleep_s(self._rng.uniform(0, 0.01 * 2 ** min(tries, TRIES_MAX)))
         raise AssertionError("unreachable")
 
     def _retry_reason(self, error: DBAPIError, tries: int, began_s: float) -> str:
@@ -393,7 +396,8 @@ class Database:
             waited_s = self._clock.monotonic_s() - began_s
             return "lock" if tries < TRIES_MAX and waited_s < self._read_timeout_s else ""
         if number in LOCK_ERRORS:
-            return "lock" if tries < TRIES_MAX else ""
+            most = DEADLOCK_TRIES_MAX if number == DEADLOCK else TRIES_MAX
+            return "lock" if tries < most else ""
         # A pooled connection died while idle: the pool has been emptied, the next connection is new. During
         # a move of the database, that one may meet the fence of the old server: then there is a third.
         lost = error.connection_invalidated or number in LOST_ERRORS

@@ -24,7 +24,8 @@ from toc.store.database_home import FENCE_ERRORS
 from toc.store.schema import LIVE_INDEX
 
 NO_TABLE = 1146
-LOCK_ERRORS = frozenset({1205, 1213})  # lock wait timeout, deadlock
+DEADLOCK = 1213
+LOCK_ERRORS = frozenset({1205, DEADLOCK})  # 1205: lock wait timeout
 # server gone away, connection lost, shutdown, killed, ended because idle
 LOST_ERRORS = frozenset({2006, 2013, 2055, 1053, 1927, 4031})
 _DUPLICATE = 1062
