@@ -57,5 +57,5 @@ def test_who_returns_as_the_lease_ends_may_come_too_late_to_be_recorded(before_s
 
 @pytest.mark.parametrize("before_s", [SETTLE_S + 0.01, LEASE_END_S])
 def test_who_returns_in_time_must_be_recorded(before_s: float) -> None:
-    with pytest.raises(Violation, match="I2: .*was started again, and nobody was hurt"):
+    with pytest.raises(Violation, match=r"I2: .*was started again, and nobody was hurt"):
         starts_again_after(LEASE_END_S - before_s)
