@@ -131,7 +131,7 @@ VARIANTS = (
                 after="return inserted.job_id",
             ),
         ),
-        "I1", 57, "slow", "bare",
+        "I1", 11, "slow", "bare",
     ),
     Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 33, "wipe,slow", "bare"),
     Variant(

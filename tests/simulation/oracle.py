@@ -15,6 +15,11 @@ from toc.domain.claim_tokens import remove_alone_mark
 from toc.domain.job import Job, Status
 from toc.worker.lease_recovery import EXTRA_MAX
 
+SETTLE_S = 0.5
+"""After a handler has returned, its outcome is in the database within this time: the settler waits up to
+20 ms for more outcomes, and each answer takes up to 2 ms where nothing is slow.
+"""
+
 
 class Violation(AssertionError):
     """`invariant`: "I1" to "I8", "late", "type", or "bug": an error that nobody foresaw."""
@@ -168,8 +173,12 @@ class Oracle:
         return run.lease_end_s() - self._sway_s
 
     def _must_be_settled(self, run: Run) -> bool:
-        """Nothing has kept a run that ended in its time from being recorded."""
-        in_time = run.ended_s < self._until_s(run)
+        """Nothing has kept a run from being recorded that ended in time, before its lease did.
+
+        A handler that overruns its timeout may return in the last moment of its lease. Then the lease is over
+        before the outcome is written, and another node may rightly take the job over.
+        """
+        in_time = run.ended_s + SETTLE_S < self._until_s(run)
         return in_time and not (self.hurt or run.process.dead)
 
     def told_lost(self, job: Job, database_ms: int) -> None:
