@@ -24,8 +24,8 @@ import greenlet
 TICK_S = 1e-6
 FOREVER_S = 1e9
 STEPS_MAX = 200_000
-"""Of a run. Three nodes with two databases take up to 190 steps in a second in which nothing happens, because their
-services look for pauses, passes and recurring schedules too: 115,000 steps until a job that never ends is found.
+"""Of a run. Three nodes with two databases take up to 200 steps in a second in which nothing happens, because their
+services look for pauses, passes and recurring schedules too: up to 120,000 steps until a job that never ends is found.
 A task that goes round and round takes its steps in no time.
 """
 
