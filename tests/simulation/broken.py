@@ -44,7 +44,7 @@ VARIANTS = (
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
     Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
-    Variant("settle-without-token", removed("settle-token"), "I2 I5", 1, "freeze,slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 2, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
         "I2 I3", 2, "freeze,slow,handlers",
@@ -52,7 +52,7 @@ VARIANTS = (
     Variant(
         "lease-counted-from-the-answer",
         replaced("lease-from-the-question", "$old - found_s + context.process.clock.monotonic_s()"),
-        "I2 I3", 19, "slow,handlers",
+        "I2 I3", 2, "slow,handlers",
     ),
     Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
     Variant(
@@ -76,7 +76,7 @@ VARIANTS = (
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I3 I4 I5", 2, "freeze,kill,views",
+        "I2 I3 I4 I5", 5, "freeze,kill,views",
     ),
     Variant("lease-unread", replaced("lease-end", "c.due_time"), "I2 I5", 1, "slow,handlers"),
     Variant(
