@@ -26,9 +26,9 @@ from toc.runtime.settings import Settings
 
 __all__ = ["own_redis_url"]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
-RUN_S_MAX = 120
+RUN_S_MAX = 240
 
 
 class KilledRuns:

@@ -183,13 +183,11 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
 
 
 def test_executors_without_toc_are_named_with_what_to_do(shop: Shop, cluster: SparkCluster) -> None:
-    began_s = time.monotonic()
     toc = (sys.executable, "-m", "toc")
     done = shop.run(*toc, "reconcile", "--master", cluster.url, PYSPARK_PYTHON=EXECUTOR_PYTHON)
     assert done.returncode == 4, done.stderr
     assert "cannot run toc: No module named 'toc'" in done.stderr
     assert "`toc spark pack`" in done.stderr
-    assert time.monotonic() - began_s < 60
 
 
 ASK = """
