@@ -32,6 +32,7 @@ from tests.servers import (
     start_zookeeper_ensemble,
 )
 from tests.servers.mysql import execute
+from tests.servers.process import free_port
 from tests.worker.waiting import wait_until
 from toc.domain.times import datetime_of
 from toc.errors import StoreUnavailable
@@ -257,7 +258,7 @@ class World:
             timeout_s = self.scale.lease_s
             declare_type(self.stack.settings, name, mode="pull", timeout_s=timeout_s, **terms)
         token = make_token(self.stack.settings, ("chaos.*",))
-        ports = free_ports(WEBS)
+        ports = [free_port() for _ in range(WEBS)]
         self._web_urls = [f"127.0.0.1:{port}" for port in ports]
         self.webs = [
             self._host(f"web-{n}", "tests.chaos.web", port=port)
@@ -461,13 +462,6 @@ class World:
     def facts(self) -> Mapping[str, str]:
         versions = {"database": self.databases[0], "redis": self.redis}
         return {name: server.version for name, server in versions.items()}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on: a replica keeps its port when it is started again."""
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in found]
 
 
 def address_of(server: Server) -> str:
