@@ -30,7 +30,10 @@ EVERY_S_MAX = 366 * 86_400
 CRON_CHARS_MAX, RRULE_CHARS_MAX = 200, 500
 WALL_TIMES_MAX = 10_000  # wall times in a row that give no instant, before a rule counts as ended
 _SECOND = timedelta(seconds=1)
-_ZONE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+/-]{0,63}", re.ASCII)
+# Files of zoneinfo that are no zones of IANA: what they say differs from machine to machine, or counts leap
+# seconds, so two nodes could make two jobs for one nominal time.
+_NO_ZONE = r"(?!(?:localtime|posixrules|Factory)$|posix/|right/)"
+_ZONE = re.compile(_NO_ZONE + r"[A-Za-z0-9][A-Za-z0-9_+/-]{0,63}", re.ASCII)
 _RRULE_PARTS = frozenset(
     ("FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST", "BYMONTH", "BYMONTHDAY", "BYDAY", "BYHOUR", "BYMINUTE",
      "BYSETPOS")

@@ -34,22 +34,16 @@ T = TypeVar("T")
 
 async def list_schedules(backend: Backend, call: Call) -> Reply:
     """GET /v1/recurring."""
-    caller = call.caller
+    verbs = backend.center.recurring.with_guard(_guard_of(call.caller, "read"))
 
     def read(index: int) -> list[Recurring]:
-        return backend.center.recurring.list(database_index=index)
+        return verbs.list_of_tenant(call.caller.tenant, index)
 
     indexes = range(len(backend.settings.databases))
     parts = await asyncio.gather(
         *(backend.calls.run(index, functools.partial(read, index)) for index in indexes)
     )
-    found = [
-        schedule_document(each)
-        for part in parts
-        for each in part
-        if each.schedule.tenant == caller.tenant
-        and is_allowed(caller, "read", each.schedule.biz_type, caller.tenant)
-    ]
+    found = [schedule_document(each) for part in parts for each in part]
     return Reply({"recurring": sorted(found, key=lambda each: str(each["name"]))})
 
 

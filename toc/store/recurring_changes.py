@@ -107,13 +107,18 @@ class RecurringChanges:
         self._guard(rows[0])
         return rows[0]
 
-    def read_all(self, database_index: int | None = None) -> list[RecurringRow]:
-        """The schedules of one database, or (None) of all, by tenant and name."""
+    def read_all(
+        self, database_index: int | None = None, owner: str | None = None
+    ) -> list[RecurringRow]:
+        """The schedules of one database, or (None) of all, by tenant and name.
+
+        owner: only those of this tenant, "" for those without one.
+        """
         asked = self._databases.all if database_index is None else [self._databases[database_index]]
         rows = [
             row
             for database in asked
-            for row in recurring_rows.select_rows(database, limit=self._schedules_max)
+            for row in recurring_rows.select_rows(database, owner=owner, limit=self._schedules_max)
         ]
         return sorted(rows, key=lambda row: (row.tenant or "", row.name))
 
