@@ -15,7 +15,7 @@ from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
 from toc.errors import InvalidInput, NotFound
 from toc.store.recurring_chains import MadeOccurrence, RecurringChains
-from toc.store.recurring_changes import ChangedSchedule, Guard, RecurringChanges
+from toc.store.recurring_changes import Admit, ChangedSchedule, Guard, RecurringChanges
 from toc.store.recurring_rows import RecurringRow
 from toc.timer.reminder import Reminder
 
@@ -67,12 +67,14 @@ class RecurringVerbs:
         settings: Callable[[], Settings],
         connect: Callable[[], Connections],
         guard: Guard = lambda row: None,
+        admit: Admit = lambda row, jobs: None,
     ) -> None:
-        self._settings, self._connect, self._guard = settings, connect, guard
+        self._settings, self._connect = settings, connect
+        self._guard, self._admit = guard, admit
 
-    def with_guard(self, guard: Guard) -> RecurringVerbs:
-        """The same verbs, for a caller who may not use every schedule."""
-        return RecurringVerbs(self._settings, self._connect, guard)
+    def with_guard(self, guard: Guard, admit: Admit = lambda row, jobs: None) -> RecurringVerbs:
+        """The same verbs, for a caller who may not use every schedule, nor make any number of jobs."""
+        return RecurringVerbs(self._settings, self._connect, guard, admit)
 
     def add(
         self,
@@ -195,8 +197,9 @@ class RecurringVerbs:
     def _changes(self, state: Connections) -> RecurringChanges:
         chains = RecurringChains(state.databases, state.jobs, state.payload_checks.codec_of)
         return RecurringChanges.from_settings(
-            state.settings, state.databases, state.database_metadata, chains, guard=self._guard
-        )
+            state.settings, state.databases, state.database_metadata, chains,
+            guard=self._guard, admit=self._admit,
+        )  # fmt: skip
 
     def _changed(
         self, state: Connections, name: str, tenant: str | None, done: ChangedSchedule
