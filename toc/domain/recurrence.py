@@ -184,7 +184,9 @@ def _check_cron(text: object) -> None:
         next(CronSim(text, datetime(2024, 1, 1)))  # noqa: DTZ001 - a wall time
     except StopIteration:
         raise InvalidInput("cron", text, "must fit a day within 50 years") from None
-    except (CronSimError, AssertionError, ArithmeticError, LookupError, TypeError, ValueError):
+    except CronSimError as error:  # as "Bad day-of-month", which a person could not find
+        raise InvalidInput("cron", text, f"{rule}: {error}") from None
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError):
         raise InvalidInput("cron", text, rule) from None
 
 

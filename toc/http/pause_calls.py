@@ -15,7 +15,7 @@ from toc.domain.pauses import PauseInfo, biz_type_of_target
 from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import not_allowed
+from toc.http.declared import declared_types, not_allowed
 from toc.http.job_documents import parse_when
 from toc.http.wire_times import format_time
 
@@ -25,6 +25,7 @@ _DATABASE = 0  # a call about pauses takes a place of this database, though it a
 async def pause_type(backend: Backend, call: Call) -> Reply:
     """POST /v1/types/{biz_type}:pause."""
     biz_type, body = _checked_type(call), call.body
+    _require_declared(backend, biz_type)
     until = None
     if body.until is not None or body.delay is not None:
         try:
@@ -66,6 +67,13 @@ def _checked_type(call: Call) -> str:
     if not is_allowed(call.caller, "operate", biz_type, None):
         raise not_allowed("operate")
     return check_biz_type(biz_type)
+
+
+def _require_declared(backend: Backend, biz_type: str) -> None:
+    """Raises InvalidInput: a mistyped name would pause nothing, and names without end would fill a table that
+    every process reads twice a second."""
+    if biz_type not in declared_types(backend):
+        raise InvalidInput("biz_type", biz_type, "must be a declared type")
 
 
 def _may_see(caller: Caller, info: PauseInfo) -> bool:
