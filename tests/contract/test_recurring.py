@@ -373,6 +373,22 @@ def test_a_schedule_that_has_ended_makes_nothing_more(store: RecurringStore) -> 
     assert store.statuses() == [(1, DONE)]
 
 
+def test_a_tenant_has_so_many_schedules_and_others_have_room(store: RecurringStore) -> None:
+    names: list[str] = []
+    number = 0
+    while len(names) < 3:  # of one database
+        number += 1
+        schedule = store.schedule(name=f"t{number}", tenant="red")
+        if store.changes.home_of(schedule) is store.database:
+            names.append(schedule.name)
+    for name in names[:2]:
+        store.declare(name=name, tenant="red")
+    with pytest.raises(InvalidInput, match=r"limits\.recurring_per_tenant"):
+        store.declare(name=names[2], tenant="red")
+    store.declare(name=names[0], tenant="red", every_s=60)  # to change one is allowed
+    assert store.declare(name=names[2]).written  # one without a tenant
+
+
 def test_the_number_of_schedules_is_bounded(store: RecurringStore) -> None:
     for number in range(3):
         store.declare(name=f"s{number}")
