@@ -198,11 +198,25 @@ def test_without_redis_the_parts_of_all_processes_keep_the_rate(
         rig.clock.advance(0.04)
     processes.check_every_window(burst_ms_of(ramp, PEAK_PER_S, SHARE_BURST_S))
     assert sum(cost for _, cost in processes.costs) >= 0.8 * 3600
-    processes.give_back(0, 3)  # of its own part: Redis, which is back, has not given them
-    for gate in processes.gates:
-        gate.ramp_starts.store = rig.open_store()
-    rig.clock.advance(0.05)
-    assert processes.take(0, 500) == 0  # in Redis the bucket begins empty, too
+
+
+def test_the_part_of_a_process_gets_its_own_starts_back_and_begins_empty_each_time(
+    make_limit_rig: MakeLimitRig,
+) -> None:
+    rig = make_limit_rig()
+    processes = Processes(rig, Ramp(start=0.25, growth=1.0, step_s=600))
+    starts = processes.gates[0].ramp_starts
+    redis, away = starts.store, _AwayStore(rig)
+    for _ in range(2):
+        starts.store = away
+        assert processes.take(0, 500) == 0
+        rig.clock.advance(60)
+        assert processes.take(0, 20) == 20  # 100 a second, and 0.2 s of them
+        processes.give_back(0, 5)
+        assert processes.take(0, 500) == 5
+        starts.store = redis
+        rig.clock.advance(60)
+        processes.take(0, 1)
 
 
 class _AwayStore(LimitStore):

@@ -324,6 +324,7 @@ def test_the_next_ramp_of_a_target_begins_with_an_empty_bucket() -> None:
         assert admission.admit(1000) > 0
         gate.update_pauses({})
         assert gate.admission_of_topic("default") is None
+        clock.advance(60)
 
 
 def test_a_ramp_is_asked_last() -> None:
