@@ -215,6 +215,7 @@ def test_the_part_of_a_process_gets_its_own_starts_back_and_begins_empty_each_ti
         processes.give_back(0, 5)
         assert processes.take(0, 500) == 5
         starts.store = redis
+        rig.clock.advance(1)
         processes.take(0, 1)
         rig.clock.advance(60)
 
