@@ -138,10 +138,12 @@ def test_a_suspect_that_was_queued_before_a_pause_waits_for_its_end(
     recovery = worker.recoveries[0]
     assert lost in recovery._queued_ids
     row = PauseRow(target, 1, "", 0, "c", "ann", None, False, 0)
-    gate = worker.context.process.gate
+    gate, taken_over = worker.context.process.gate, metric("toc_jobs_taken_over_total")
     gate.update_pauses({target: KnownPause(Pause(target, 0), row)})
     first.open.set()
     wait_until(lambda: not recovery._queued_ids, "both suspects to be processed")
+    # It is not taken over, which the pool would have to undo: it gives back what is paused.
+    assert metric("toc_jobs_taken_over_total") == taken_over
     assert rig.row(lost)[:2] == (Status.RUNNING, 1)
     assert started == []
     gate.update_pauses({})
