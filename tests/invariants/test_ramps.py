@@ -137,14 +137,17 @@ def test_the_places_of_a_killed_worker_come_back_with_its_leases(make_stack: Mak
     types = {TYPE: {"timeout": 60, "retry": [0]}}
     stack = make_stack(worker={"lease_s": lease_s})
     declare(stack, TYPE, concurrency=at_once)
-    victim = stack.worker(types).wait_ready()
+    victim, other = stack.worker(types), stack.worker(types)
+    for worker in (victim, other):
+        worker.wait_ready()
+    other.freeze()  # so that the victim takes both places, and the other one is there at once
     never = str(stack.directory / "never")
     stack.schedule(at_once, NOW, gates=[never, ""])  # the first attempt does not end
     wait_until(lambda: len(stack.starts) == at_once, "the places to be held", 60)
     victim.kill()
     due_ms = read_ms(stack, "action_time")[0]
     stack.schedule(others, NOW, first=at_once, sleep_s=0.05)
-    other = stack.worker(types)
+    other.thaw()
     stack.wait_for({Status.DONE: at_once + others}, 100)
     starts = [line for line in stack.starts if line.pid == other.pid]
     assert len(starts) == at_once + others
