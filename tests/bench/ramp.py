@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import create_engine, text
 
+from tests.servers.fixtures import redis_client
 from tests.servers.mysql import start_mysql
 from tests.servers.redis import start_redis
 from toc.bench.child_node import settings_message
@@ -113,7 +114,7 @@ class RampBench:
     """The servers, the workers and the jobs of a run."""
 
     def __init__(self, stack: ExitStack, folder: Path, given: argparse.Namespace) -> None:
-        self._jobs, self._began_s = given.jobs, time.monotonic()
+        self._jobs, self._wipes, self._began_s = given.jobs, given.wipe, time.monotonic()
         mysql, redis = start_mysql(folder / "mysql"), start_redis(folder / "redis")
         stack.callback(mysql.stop)
         stack.callback(redis.stop)
@@ -154,6 +155,11 @@ class RampBench:
         self._center.resume(TYPE)
         known = self._read_pause()
         self._tell(f"the ramp begins; peak: {known.row.peak_per_min / 60:,.0f} jobs/s")
+        if self._wipes:
+            time.sleep(1.5 * self.settings.pauses.ramp_step_s)
+            with redis_client(self.settings.redis_url, is_cluster=False) as client:
+                client.flushall()
+            self._tell("Redis has lost all data")
         self._wait_until_all_ended("all jobs ran")
         admitted = [
             (at_ms, jobs)
@@ -253,6 +259,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--start", type=float, default=0.2, help="part of the peak at first")
     parser.add_argument("--growth", type=float, default=0.5, help="growth in each step")
     parser.add_argument("--step-s", type=float, default=20.0, help="length of a step")
+    parser.add_argument("--wipe", action="store_true", help="FLUSHALL in the second step")
     given = parser.parse_args(arguments)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
