@@ -94,6 +94,10 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("GET", "/v1/types"): _Line("/v1/types"),
     ("POST", "/v1/types/{biz_type}:pause"): _Line("/v1/types/order.close:pause", {"delay": 0.001}),
     ("POST", "/v1/types/{biz_type}:resume"): _Line("/v1/types/order.close:resume", {"now": True}),
+    ("POST", "/v1/topics/{topic}:pause"): _Line("/v1/topics/other:pause", {"delay": 0.001}),
+    ("POST", "/v1/topics/{topic}:resume"): _Line("/v1/topics/other:resume", {"now": True}),
+    ("POST", "/v1/all:pause"): _Line("/v1/all:pause", {"delay": 0.001}),
+    ("POST", "/v1/all:resume"): _Line("/v1/all:resume", {"now": True}),
     ("GET", "/v1/pauses"): _Line("/v1/pauses", hidden={"pauses": []}),
     ("POST", "/v1/leases"): _Line("/v1/leases", {"types": ["order.close"]}, hidden={"leases": []}),
     ("POST", "/v1/leases:finish"): _Line("/v1/leases:finish", ITEMS, ITEM_UNKNOWN),
@@ -104,6 +108,10 @@ CALLS: dict[tuple[str, str], _Line] = {
 OF_ALL_TENANTS = {
     ("POST", "/v1/types/{biz_type}:pause"),
     ("POST", "/v1/types/{biz_type}:resume"),
+    ("POST", "/v1/topics/{topic}:pause"),
+    ("POST", "/v1/topics/{topic}:resume"),
+    ("POST", "/v1/all:pause"),
+    ("POST", "/v1/all:resume"),
 }
 """Routes that concern the jobs of all tenants: a token with a tenant may not call them."""
 PUBLIC = {("GET", "/v1/health"), ("GET", OPENAPI_PATH)}

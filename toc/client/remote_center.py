@@ -357,17 +357,36 @@ class RemoteCenter(_RemoteBase):
 
     def pause(
         self,
-        biz_type: str,
+        biz_type: str | None = None,
         *,
+        topic: str | None = None,
+        everything: bool = False,
         until: datetime | timedelta | None = None,
         reason: str | None = None,
     ) -> PauseInfo:
-        """Pauses a type, as `TimeoutCenter.pause`. The token must have no tenant."""
-        return self._transport.run_verb(self._verbs.pause(biz_type, until=until, reason=reason))
+        """Pauses a type, a topic or everything, as `TimeoutCenter.pause`.
 
-    def resume(self, biz_type: str, *, now: bool = False, reason: str | None = None) -> PauseInfo:
-        """Ends the pause of a type, as `TimeoutCenter.resume`. The token must have no tenant."""
-        return self._transport.run_verb(self._verbs.resume(biz_type, now=now, reason=reason))
+        The token must have no tenant; for a topic or everything it needs the scope admin and all types.
+        """
+        return self._transport.run_verb(
+            self._verbs.pause(
+                biz_type, topic=topic, everything=everything, until=until, reason=reason
+            )
+        )
+
+    def resume(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        now: bool = False,
+        reason: str | None = None,
+    ) -> PauseInfo:
+        """Ends a pause, as `TimeoutCenter.resume`. Needs the same token as `pause`."""
+        return self._transport.run_verb(
+            self._verbs.resume(biz_type, topic=topic, everything=everything, now=now, reason=reason)
+        )
 
     def pauses(self) -> list[PauseInfo]:
         """The pauses and ramps of the types that the token may read, as `TimeoutCenter.pauses`."""

@@ -495,7 +495,7 @@ class LeaseResults(_Answer):
 
 
 class PauseIn(_Request):
-    """Until when a type is paused: `until` or `delay`; neither: until somebody resumes it."""
+    """Until when the target is paused: `until` or `delay`; neither: until somebody resumes it."""
 
     until: Annotated[
         str | None, Field(max_length=64, description="An RFC 3339 time in the future.")
@@ -505,7 +505,7 @@ class PauseIn(_Request):
 
 
 class ResumeIn(_Request):
-    """How a type is resumed."""
+    """How the target is resumed."""
 
     now: Annotated[bool | None, Field(description="true: without a ramp, or end the ramp now")] = (
         None

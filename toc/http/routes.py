@@ -165,6 +165,26 @@ ROUTES: tuple[Route, ...] = (
         scope="operate", bodies=(ResumeIn,), needs_body=False, audited="types.resume",
     ),
     Route(
+        "POST", "/v1/topics/{topic}:pause", pause_calls.pause_topic, PauseOut,
+        "Pause all types of a topic; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(PauseIn,), needs_body=False, audited="topics.pause",
+    ),
+    Route(
+        "POST", "/v1/topics/{topic}:resume", pause_calls.resume_topic, PauseOut,
+        "End the pause of a topic; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(ResumeIn,), needs_body=False, audited="topics.resume",
+    ),
+    Route(
+        "POST", "/v1/all:pause", pause_calls.pause_everything, PauseOut,
+        "Pause everything; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(PauseIn,), needs_body=False, audited="all.pause",
+    ),
+    Route(
+        "POST", "/v1/all:resume", pause_calls.resume_everything, PauseOut,
+        "End the pause of everything; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(ResumeIn,), needs_body=False, audited="all.resume",
+    ),
+    Route(
         "GET", "/v1/pauses", pause_calls.list_pauses, PausesOut,
         "List what is paused, and what ramps after a pause.", scope="read",
     ),
