@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from toc.center.recurring_verbs import RecurringOptions
     from toc.client.recurring import AsyncRemoteRecurring, RemoteRecurring
     from toc.client.transport import AsyncTransport, SyncTransport, Wiring
+    from toc.client.types import AsyncRemoteTypes, RemoteTypes
     from toc.domain.recurring import Recurring
     from toc.store.jobs import OnDuplicate
 
@@ -428,6 +429,13 @@ class RemoteCenter(_RemoteBase):
 
         return RemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
 
+    @property
+    def types(self) -> RemoteTypes:
+        """The declared types that the token may read, and changes of them, as `TimeoutCenter.types`."""
+        from toc.client.types import RemoteTypes  # noqa: PLC0415 - see `recurring`
+
+        return RemoteTypes(self._transport.run_verb)
+
     def recur(
         self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]
     ) -> Recurring:
@@ -606,6 +614,13 @@ class AsyncRemoteCenter(_RemoteBase):
         from toc.client.recurring import AsyncRemoteRecurring  # noqa: PLC0415 - see RemoteCenter
 
         return AsyncRemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
+
+    @property
+    def types(self) -> AsyncRemoteTypes:
+        """The declared types that the token may read, and changes of them; the verbs must be awaited."""
+        from toc.client.types import AsyncRemoteTypes  # noqa: PLC0415 - see RemoteCenter
+
+        return AsyncRemoteTypes(self._transport.run_verb)
 
     async def recur(
         self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]
