@@ -15,7 +15,7 @@ from toc.domain.declared_type import DeclaredType
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import Registry
 from toc.sinks import kinds
-from toc.store.declared_types import TypeVersion, _insert_version, read_history
+from toc.store.declared_types import COPIES, TypeVersion, read_history
 
 NAME = "mail.send"
 
@@ -97,7 +97,7 @@ def test_a_declaration_that_cannot_be_read_may_be_replaced_without_a_guard(
             row = TypeVersion(
                 NAME, version, '{"mode": "new"}', 1, f"c{version}", "eve", None, False, None
             )
-            assert _insert_version(database, row)
+            assert COPIES.insert(database, row)
 
     write(1)
     assert center.types.list() == []

@@ -14,7 +14,7 @@ from tests.http.web_world import WebWorld
 from toc.domain.declared_type import DeclaredType
 from toc.errors import InvalidInput
 from toc.runtime.setting_groups import CodecSettings
-from toc.store.declared_types import TypeVersion, _insert_version
+from toc.store.declared_types import COPIES, TypeVersion
 
 TYPE = "/v1/types/mail.send"
 FULL: dict[str, Any] = {
@@ -249,7 +249,7 @@ def test_a_declaration_that_cannot_be_read_is_not_replaced(small: WebWorld) -> N
         row = TypeVersion(
             "mail.send", 1, '{"mode": "new", "codec": "pii"}', 1, "abc", "ann", None, False, None
         )
-        assert _insert_version(database, row)
+        assert COPIES.insert(database, row)
     small.backend.catalogue.read_now()
     for method, path, body in [
         ("PUT", TYPE, {}), ("PATCH", TYPE, {"timeout_s": 5}), ("POST", f"{TYPE}:forget", None),
