@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.restricted import RAMP, RESTRICTED_TYPES
+
 NO_DATABASE = 69
 """A worker's exit code when it finds no database as it starts: it is to be started again."""
 
@@ -42,7 +44,8 @@ class Scale:
     @property
     def timeouts_s(self) -> dict[str, float]:
         """By type with handlers."""
-        return dict.fromkeys(TYPES, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
+        all_types = [*TYPES, *RESTRICTED_TYPES]
+        return dict.fromkeys(all_types, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
 
     @property
     def holds_ms(self) -> dict[str, float]:
@@ -79,6 +82,7 @@ class Scale:
                 "stop_s": 10,
             },
             "cluster": {"session_timeout_s": self.session_s},
+            "pauses": RAMP,
             "reconcile": {"watch_s": 20, "grace_s": 5, "overdue_s": 60, "repair": True},
         }
 

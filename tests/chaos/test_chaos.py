@@ -40,7 +40,8 @@ def run(directory: Path, seed: str, seconds: float, scale: Scale = SHORT, **how:
 
 
 def assert_holds(outcome: Outcome) -> None:
-    text = "\n".join([*outcome.lines, *outcome.troubles, *map(str, outcome.report.problems)])
+    problems = [*outcome.problems_of_restricted, *map(str, outcome.report.problems)]
+    text = "\n".join([*outcome.lines, *outcome.troubles, *problems])
     assert outcome.holds, f"seed {outcome.seed}, in {outcome.directory}:\n{text}"
 
 
