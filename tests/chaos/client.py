@@ -38,6 +38,7 @@ from tests.chaos.plan import (
     STUBBORN,
     Lines,
     chance,
+    dump_threads_when_asked,
     true_clock,
 )
 from tests.chaos.restricted import PAUSED, PLACES, RATE, SHOP_IDS, SHOPS
@@ -283,6 +284,7 @@ def guarded(act: Callable[[], None]) -> Callable[[], None]:
 
 def main(plan: dict[str, Any]) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     center = TimeoutCenter(Settings(**plan["settings"]))
     now = true_clock(plan["wrong_by_s"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -130,6 +132,11 @@ Now = Callable[[], float]
 def true_clock(wrong_by_s: float) -> Now:
     """The machine's time in ms, in a process whose own clock is wrong."""
     return lambda: time.time_ns() / 1e6 - wrong_by_s * 1000
+
+
+def dump_threads_when_asked() -> None:
+    """On SIGUSR1 the stack of each thread goes to standard error: the rig asks who does not end."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def end_with_the_rig() -> None:

@@ -84,15 +84,20 @@ class Seen:
         what, process = line["what"], line["process"]
         if what == "shop":
             self.shops[line["job_id"]] = line["shop"]
-        elif what == "nominal":
+            return
+        if what == "nominal":
             self.nominal[line["job_id"]] = (line["name"], line["nominal_ms"])
+            return
+        span = Span(line["from_ms"], line["to_ms"])
+        if what == "taken":
+            for job_id in line["jobs"]:
+                self.taken[job_id, process].append(span)
+        elif what == "blind":
+            self.blind[process].append(span)
+        elif what == "share":
+            self.shares.append(span)
         else:
-            span = Span(line["from_ms"], line["to_ms"])
-            if what == "taken":
-                for job_id in line["jobs"]:
-                    self.taken[job_id, process].append(span)
-            else:
-                {"share": self.shares, "blind": self.blind[process]}[what].append(span)
+            raise KeyError(what)
 
 
 def read_seen(directory: Path) -> Seen:

@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.observations import Observations
-from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Lines, Now, end_with_the_rig, true_clock
+from tests.chaos.plan import (
+    ASYNC,
+    NO_DATABASE,
+    TYPES,
+    Lines,
+    Now,
+    dump_threads_when_asked,
+    end_with_the_rig,
+    true_clock,
+)
 from tests.chaos.restricted import RESTRICTED_TYPES, SLEEPS_S
 from toc.domain.job import Job
 from toc.errors import StoreUnavailable
@@ -114,6 +123,7 @@ class Handlers:
 
 def main(plan: dict[str, Any]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     ended, restart = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -46,6 +46,7 @@ from toc.testing.history import KINDS
 WORKERS, CLIENTS, DATABASES = 3, 2, 2
 WEBS, CONSUMERS = 2, 2
 READY_S, END_S = 60.0, 60.0
+DUMP_S = 1.0
 WATCH_S = 0.05
 OVERDUE_MS = 1000
 
@@ -185,7 +186,9 @@ class Host:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._world.trouble(f"{self.name} did not end within {END_S:g} s")
+            self._signal(signal.SIGUSR1)  # its log has the stacks of its threads
+            time.sleep(DUMP_S)
+            self._world.trouble(f"{self.name} did not end within {END_S:g} s: see {self.log}")
             self._process.kill()
             self._process.wait()
         self.died()
