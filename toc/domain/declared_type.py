@@ -136,8 +136,15 @@ class DeclaredType:
         return text
 
     def with_changes(self, changes: Mapping[str, Any]) -> DeclaredType:
-        """The type with other fields. A value of None: the field is not set any more."""
+        """The type with other fields. A value of None: the field is not set any more.
+
+        A new sink changes the mode, and a mode that has no sink removes the sink.
+        """
         fields = self.set_fields | dict(changes)
+        if changes.get("sink") is not None:
+            fields["mode"] = changes.get("mode", "sink")
+        elif changes.get("mode") in ("handler", "pull"):
+            fields["sink"] = None
         return self.from_fields(self.name, fields)
 
     @cached_property
