@@ -225,6 +225,30 @@ def test_partitions_beyond_the_setting_wait(rig: LimitRig) -> None:
     assert process.take([9], "d").admitted == {9}
 
 
+@pytest.mark.parametrize("lease_ms", [None, 3_600_000])
+def test_a_partition_whose_jobs_have_ended_makes_place(rig: LimitRig, lease_ms: int | None) -> None:
+    process = Process(rig, Declared(concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    for n, partition in enumerate("abc"):
+        assert process.take([n], partition, lease_ms=lease_ms).admitted == {n}
+    assert process.take([9], "d").admitted == set()
+    process.limits.lease_ended(TYPE, "b", 1, process.token)
+    process.keeper.run_once()
+    assert process.take([9], "d").admitted == {9}
+    assert process.take([8], "b").admitted == set()  # the other two still hold
+
+
+def test_a_partition_is_in_use_until_its_bucket_is_full(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="1/s", burst=1, concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    for n, partition in enumerate("abc"):
+        assert process.take([n], partition).admitted == {n}
+    process.end(0, 1, 2)
+    assert process.take([9], "d").admitted == set()
+    rig.clock.advance(1)
+    assert process.take([9], "d").admitted == {9}
+
+
 def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> None:
     process = Process(rig, Declared(rate="100/s", concurrency=5, per="biz_id"))
     _settle(rig, process)
@@ -286,6 +310,14 @@ class SilentStore(LimitStore):
     release = hold = take
 
 
+class UnheardStore(LimitStore):
+    """A Redis that does what it is told, and whose answers are lost."""
+
+    def take(self, *args: Any) -> Any:
+        super().take(*args)
+        raise TimerUnavailable(TimeoutError("the answer was lost"))
+
+
 @pytest.fixture
 def silent(rig: LimitRig) -> SilentStore:
     return SilentStore(rig.server, rig.namespace, rig.clock, settle_ms=0, partitions_max=9)
@@ -310,6 +342,20 @@ def test_what_was_admitted_by_redis_counts_when_redis_is_gone(
     assert process.take([1, 2]).admitted == {1, 2}
     process.limits.store = silent
     assert process.take([3, 4]).admitted == {3}
+
+
+def test_places_of_leases_come_back_when_the_answer_of_redis_was_lost(rig: LimitRig) -> None:
+    declared = Declared(concurrency=5)
+    unheard = UnheardStore(rig.server, rig.namespace, rig.clock, settle_ms=0, partitions_max=9)
+    process, other = Process(rig, declared), Process(rig, declared)
+    process.limits.set_nodes(None, 2)
+    _settle(rig, process, other)
+    process.limits.store = unheard
+    taken = process.take(range(9), lease_ms=3_600_000).admitted
+    assert len(taken) == 2  # by its share, and Redis has written down five
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert len(other.take(range(10, 19)).admitted) == 3
 
 
 def test_releases_wait_for_redis(rig: LimitRig, silent: SilentStore) -> None:

@@ -19,6 +19,7 @@ from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.limit_terms import ONE_PARTITION
+from toc.domain.node_assignment import Assignment
 from toc.node.node import Node
 from toc.timer.limit_store import PartitionHold
 
@@ -279,3 +280,22 @@ def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
     ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
     rig.wait_for(Status.DONE, *ids)
     assert handler.most == {None: 1}
+
+
+def test_without_redis_jobs_of_nodes_without_a_part_run_elsewhere(make_rig: MakeRig) -> None:
+    """A concurrency of 1 among three nodes: two of them have no part, and may own a shard and its deputy."""
+    rig = make_rig(**SOON, **MODES["no redis"])
+    handler = RunningCount()
+    rig.handler()(handler)
+    declare(rig, TYPE, concurrency=1)
+    rig.start()
+    wait_for_limit(rig)
+    assert rig.node is not None
+    assert rig.node.limits is not None
+    assert rig.node.work_sources is not None
+    rig.node.limits.limits.set_nodes(0, 3)
+    rig.node.work_sources.assign_shares(Assignment({}, {}, [], []))  # the others own them all
+    ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(4)]
+    rig.wait_for(Status.DONE, *ids, seconds=60)
+    assert handler.most == {None: 1}
+    assert rig.node.work_sources.fallbacks[0].overdue.shards == 0  # no alarm: a limit is no fault

@@ -252,7 +252,22 @@ class Limits:
                 answer = self._share.take(biz_type, terms, partition, len(some), held)
                 self._hold(terms, some[: answer.admitted], lease_ms)
                 answers[partition] = answer
+        if terms.concurrency is not None and lease_ms is not None:
+            self._release_refused(
+                holder
+                for partition, some in wishes.items()
+                for holder in some[answers[partition].admitted :]
+            )
         return answers
+
+    def _release_refused(self, holders: Iterable[Holder]) -> None:
+        """Redis may have admitted holders, and its answer was lost: it must not count them until their
+        leases end. Their starts do not come back: Redis may not have given them.
+        """
+        if self.store is None or len(self.releases) >= RELEASES_MAX // 2:
+            return
+        self.releases.extend(Release(holder, unused=False) for holder in holders)
+        self.on_release()
 
     def _hold(self, terms: LimitTerms, admitted: Sequence[Holder], lease_ms: int | None) -> None:
         if admitted and terms.concurrency is not None:

@@ -169,6 +169,12 @@ class Gate:
         """The types whose reminders are in a hold topic, by number: paused by name, ramping, or limited."""
         return self._state.held
 
+    @property
+    def limited_numbers(self) -> frozenset[int]:
+        """The types that have limits, by number."""
+        limits = self._state.limits
+        return frozenset(map(type_no_of, limits)) if limits else frozenset()
+
     def is_held_back(self, biz_type: str, due_ms: int) -> bool:
         """Whether a job of the type that was due at `due_ms` is late because of a pause or its ramp."""
         if not self._phases:
@@ -249,6 +255,10 @@ class ScannedTypes:
     def closed_numbers(self) -> frozenset[int]:
         """The known types of which no job may start now."""
         return self._gate.closed_numbers(self._names())
+
+    def limited_numbers(self) -> frozenset[int]:
+        """The types that have limits."""
+        return self._gate.limited_numbers
 
     def restricted_numbers(self) -> frozenset[int]:
         """The known types that are restricted in any way."""
