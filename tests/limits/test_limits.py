@@ -12,7 +12,7 @@ from toc.domain.declared_type import DeclaredType
 from toc.domain.limit_terms import ONE_PARTITION, make_limit_terms
 from toc.errors import TimerUnavailable
 from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
-from toc.limits.limits import Limits, Taken, Wanted
+from toc.limits.limits import RESERVED_S, Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
 from toc.testing.clock import TestClock
 from toc.timer.limit_store import LimitStore, PartitionHold, PartitionWish
@@ -132,6 +132,23 @@ def test_a_living_process_holds_for_as_long_as_its_jobs_run(rig: LimitRig) -> No
         rig.clock.advance(HOLD_EVERY_S)
         alive.keeper.run_once()
         assert other.take([2]).admitted == set()
+
+
+def test_a_job_that_goes_first_is_not_overtaken_in_its_process(rig: LimitRig) -> None:
+    process = Process(rig, Declared(concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    assert process.take([1], "a").admitted == {1}
+    assert process.take([2], "a", goes_first=True).admitted == set()
+    process.end(1)
+    assert process.take([3], "a").admitted == set()
+    assert process.take([4], "b").admitted == {4}
+    assert process.take([2], "a", goes_first=True).admitted == {2}
+    process.end(2)
+    assert process.take([3], "a").admitted == {3}
+    assert process.take([2], "a", goes_first=True).admitted == set()
+    process.end(3)
+    rig.clock.advance(RESERVED_S)  # it does not come any more
+    assert process.take([5], "a").admitted == {5}
 
 
 def test_a_run_that_is_over_leaves_its_place_to_the_next_run_of_its_job(rig: LimitRig) -> None:
