@@ -11,7 +11,7 @@ from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
 from toc.domain.declared_type import DeclaredType
 from toc.domain.limit_terms import ONE_PARTITION, make_limit_terms
 from toc.errors import TimerUnavailable
-from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
+from toc.limits.keeper import HOLD_EVERY_S, KEEP_EVERY_S, LimitKeeper
 from toc.limits.limits import RESERVED_S, Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
 from toc.testing.clock import TestClock
@@ -277,10 +277,24 @@ def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> N
     assert all(rig.ttl_ms(key) > 0 for key in keys)
 
 
-def test_redis_learns_of_a_new_type_before_its_first_job(rig: LimitRig) -> None:
-    process = Process(rig, Declared(concurrency=1))
+@pytest.mark.parametrize("fields", [{"concurrency": 1}, {"rate": "1/s", "burst": 1}])
+def test_redis_learns_of_a_new_type_before_its_first_job(
+    rig: LimitRig, fields: dict[str, Any]
+) -> None:
+    process = Process(rig, Declared(**fields))
     assert process.keeper.run_once() <= HOLD_EVERY_S
     rig.clock.advance(SETTLE_MS / 1000)
+    assert process.take([1]).admitted == {1}
+
+
+def test_redis_does_not_forget_a_type_that_has_no_jobs_for_days(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="1/h", burst=1))
+    process.keeper.run_once()
+    (key,) = rig.read_keys()
+    rig.expire(key, 3600_000)  # most of its time has passed
+    rig.clock.advance(KEEP_EVERY_S)
+    process.keeper.run_once()
+    assert rig.ttl_ms(key) > 3600_000
     assert process.take([1]).admitted == {1}
 
 
