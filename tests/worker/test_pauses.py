@@ -15,6 +15,7 @@ from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.pauses import hold_topic_of
 from toc.handlers.verdicts import Retry
+from toc.store import pauses
 from toc.timer.reminder import Reminder
 
 OTHER = "order.remind"
@@ -289,6 +290,20 @@ def test_run_now_goes_through_a_pause(rig: Rig) -> None:
     )
     assert reason == "the customer waits"
     assert actor
+
+
+def test_any_number_of_jobs_goes_through_a_pause(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "PASSES_MAX", 3)  # that are read at once
+    rig = make_rig(redis_url="none")
+    rig.handler()(lambda _: None)
+    rig.start()
+    change_and_wait(rig, "pause", TYPE)
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
+    for job_id in jobs:
+        assert rig.center.run_now(job_id) == "rescheduled"
+    rig.wait_for(Status.DONE, *jobs, seconds=40)
 
 
 def test_run_now_writes_no_pass_for_a_type_that_is_open(rig: Rig) -> None:

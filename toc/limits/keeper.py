@@ -93,8 +93,8 @@ class LimitKeeper(Service):
             raise
 
     def _types_to_name(self) -> set[str]:
-        """The types that Redis must hear of. It forgets a type without jobs after a day, and takes a type that
-        it does not know for one without starts left: the first job would wait, each time.
+        """The types that Redis must hear of. It forgets a type without jobs after a day, and takes a type
+        that it does not know for one without starts left: the first job would wait, each time.
         """
         long_ago_s = self._clock.monotonic_s() - KEEP_EVERY_S
         types = self._limits.limited_types
