@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, func, or_, select, update
 
 from toc.domain.argument_checks import check_actor, check_reason
 from toc.domain.pauses import JOB_PREFIX, PASS_MS, Pause, Phase
