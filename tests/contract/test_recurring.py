@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, Library
-from tests.contract.recurring_store import NAME, RecurringStore
+from tests.contract.recurring_store import HOUR_MS, NAME, RecurringStore
 from toc.domain.job import Status
 from toc.errors import InvalidInput, NotFound
 from toc.store import recurring_rows
@@ -310,6 +310,34 @@ def test_a_change_leaves_a_job_that_has_begun_and_continues_when_it_ends(
     made = store.end(claimed)
     assert made is not None
     assert store.nominal_h == 1.5
+
+
+@pytest.mark.parametrize("change", ["declare", "pause", "remove"])
+def test_a_job_that_has_snoozed_has_begun(store: RecurringStore, change: str) -> None:
+    """Its handler has run: another job for the same time would do the work twice."""
+    store.declare()
+    store.advance(1)
+    job, token = store.claim()
+    again_ms = store.library.now_ms + HOUR_MS // 4
+    assert store.library.settle_as(OutcomeKind.SNOOZE, job.job_id, token, again_ms)
+    if change == "declare":
+        store.declare(cron="30 * * * *")
+    elif change == "pause":
+        store.changes.pause(NAME, None, ACTOR)
+    else:
+        store.changes.remove(NAME, None, ACTOR)
+    assert store.job(job.job_id).status is PENDING
+    assert store.occurrences() == [1]
+
+
+def test_a_change_replaces_a_job_that_was_given_back(store: RecurringStore) -> None:
+    store.declare()
+    store.advance(1)
+    job, token = store.claim()
+    assert store.library.settle_as(OutcomeKind.GIVE_BACK, job.job_id, token)
+    store.declare(attribute='{"new":1}')
+    assert store.job(job.job_id).status is CANCELLED
+    assert (store.nominal_h, store.job().attribute) == (1, {"new": 1})
 
 
 def test_a_change_while_a_due_job_waits_keeps_its_time(store: RecurringStore) -> None:
