@@ -10,6 +10,7 @@ import secrets
 from typing import Any, NamedTuple
 
 import pytest
+import sqlalchemy
 
 from tests.http.web_world import WebWorld
 from toc.access.caller import SCOPES
@@ -251,6 +252,26 @@ def _assert_schedule_is_hidden(
         "GET", f"/v1/recurring/{blue}.nightly", token=shared.make_token(tenant=blue)
     ).json()
     assert (own["version"], own["paused_since"], own["made"]) == (1, None, 1)
+
+
+def test_the_list_reads_no_schedules_of_other_tenants(shared: WebWorld) -> None:
+    """Else their number and their rules would cost the caller's time, and the server's."""
+    blue, _ = blue_job(shared)
+    red, _ = blue_job(shared)
+    engine, found = sqlalchemy.Engine, list[object]()  # of all pools
+
+    def note(_connection: object, cursor: Any, statement: str, values: Any, *_: object) -> None:
+        if "FROM toc_recurring" in statement:
+            found.append(values)
+
+    sqlalchemy.event.listen(engine, "before_cursor_execute", note)
+    try:
+        response = shared.get("/v1/recurring", token=shared.make_token(["read"], tenant=blue))
+    finally:
+        sqlalchemy.event.remove(engine, "before_cursor_execute", note)
+    assert [each["name"] for each in response.json()["recurring"]] == [f"{blue}.nightly"]
+    assert found
+    assert all(blue in str(values) and red not in str(values) for values in found)
 
 
 def test_a_schedule_of_a_foreign_type_is_not_taken_over(shared: WebWorld) -> None:

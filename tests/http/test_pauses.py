@@ -33,6 +33,17 @@ def test_pause_list_and_resume(web: WebWorld) -> None:
     ]
 
 
+def test_only_declared_types_are_paused(small: WebWorld) -> None:
+    """Else a token could fill the table that every process reads twice a second."""
+    refused = small.post("/v1/types/order.closed:pause")
+    assert (refused.status_code, refused.json()["field"]) == (422, "biz_type")
+    assert small.post("/v1/types/order.closed:resume").json()["state"] == "over"
+    small.post(PAUSE)
+    with small.library.databases[0].engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT target FROM toc_pause").all()
+    assert "type:order.closed" not in [target for (target,) in rows]
+
+
 @pytest.mark.parametrize(
     ("path", "target", "action"),
     [("/v1/topics/orders", "topic:orders", "topics"), ("/v1/all", "all", "all")],

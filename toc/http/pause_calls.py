@@ -17,7 +17,7 @@ from toc.domain.pauses import PauseInfo, biz_type_of_target, check_topic
 from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import not_allowed
+from toc.http.declared import declared_types, not_allowed
 from toc.http.job_documents import parse_when
 from toc.http.problems import HttpProblem
 from toc.http.wire_times import format_time
@@ -27,7 +27,9 @@ _DATABASE = 0  # a call about pauses takes a place of this database, though it a
 
 async def pause_type(backend: Backend, call: Call) -> Reply:
     """POST /v1/types/{biz_type}:pause."""
-    return await _pause(backend, call, _check_type(call))
+    target = _check_type(call)
+    _require_declared(backend, target["biz_type"])
+    return await _pause(backend, call, target)
 
 
 async def pause_topic(backend: Backend, call: Call) -> Reply:
@@ -123,6 +125,13 @@ async def _resume(backend: Backend, call: Call, target: _Target) -> Reply:
         )
 
     return await _change(backend, resume)
+
+
+def _require_declared(backend: Backend, biz_type: str) -> None:
+    """Raises InvalidInput: a mistyped name would pause nothing, and names without end would fill a table that
+    every process reads twice a second."""
+    if biz_type not in declared_types(backend):
+        raise InvalidInput("biz_type", biz_type, "must be a declared type")
 
 
 def _may_see(caller: Caller, info: PauseInfo) -> bool:
