@@ -146,6 +146,12 @@ def test_a_start_counts_only_for_windows_that_have_its_whole_span() -> None:
     """Six calls that were answered together may have been admitted one after the other."""
     assert rated([1000.0] * 6).problems
     assert not rated([1000.0] * 6, wide_ms=101).problems
+    attempts = [attempt(1000, None, n, biz_type=RATE) for n in range(6)]
+    taken = {(n, "w1"): [Span(1000 if n else 500, 1000)] for n in range(6)}
+    limit = Limit(rate_per_s=10, burst=5)
+    assert not check_rate(RATE, limit, attempts, taken, []).problems
+    taken[0, "w1"] = [Span(1000, 1000)]
+    assert check_rate(RATE, limit, attempts, taken, []).problems
 
 
 def test_a_fault_of_redis_explains_a_burst_and_the_rate_once_more() -> None:
@@ -154,7 +160,7 @@ def test_a_fault_of_redis_explains_a_burst_and_the_rate_once_more() -> None:
     assert not found.problems
     assert found.explained == {"Redis wiped": 5}
     assert rated([0.0] * 16, excuses=[excuse]).problems
-    assert rated([2000.0] * 6, excuses=[excuse]).problems
+    assert rated([1001.0] * 6, excuses=[excuse]).problems
 
 
 def test_a_start_that_no_limit_has_admitted_is_a_problem() -> None:
