@@ -45,7 +45,7 @@ class Scale:
     @property
     def timeouts_s(self) -> dict[str, float]:
         """By type with handlers."""
-        all_types = [*TYPES, *RESTRICTED_TYPES]
+        all_types = [*TYPES, *BATCH_TYPES, *RESTRICTED_TYPES]
         return dict.fromkeys(all_types, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
 
     @property
@@ -107,6 +107,11 @@ TYPES: dict[str, dict[str, Any]] = {
     LENGTHY: {"retry": [1.0], "max_attempts": 16},
     ASYNC: {"retry": [0.5], "max_attempts": 16},
     POISON: {"retry": [0.5], "max_attempts": 2},
+}
+
+BATCH = "chaos.batch"  # its handler takes many jobs in one call, some of which fail
+BATCH_TYPES: dict[str, dict[str, Any]] = {
+    BATCH: {"retry": [0.5], "max_attempts": 32, "batch": 20, "batch_wait": 0.1},
 }
 
 PULL = "chaos.pull"  # remote consumers settle them at once, some as failed

@@ -29,7 +29,7 @@ from tests.chaos.nemesis import (
     Act,
     Fault,
 )
-from tests.chaos.plan import LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
+from tests.chaos.plan import BATCH_TYPES, LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
 from tests.chaos.restricted import RESTRICTED_TYPES
 from tests.chaos.restricted_judge import Breakage, Finding, judge
 from tests.chaos.table import table
@@ -203,7 +203,7 @@ def chaos(
         early_ms={REDIS_CLOCK: SKEW_MS},
         max_attempts={
             name: terms.get("max_attempts", 16)
-            for name, terms in (TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
+            for name, terms in (TYPES | BATCH_TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
         },
         timeouts_ms=scale.holds_ms,
         held_types=frozenset(RESTRICTED_TYPES),
