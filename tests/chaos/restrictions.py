@@ -52,6 +52,10 @@ class Restrictions:
             self._thread.join()
         self._again(lambda: self._center.resume(PAUSED, now=True))
 
+    def give_up(self) -> None:
+        """Begins nothing new: the servers are about to go."""
+        self._ended.set()
+
     def end_chains(self) -> None:
         """Waits until each chain has reached the present, and removes the schedules.
 
