@@ -208,18 +208,19 @@ def chaos(
         timeouts_ms=scale.holds_ms,
         held_types=frozenset(RESTRICTED_TYPES),
     )
-    report, findings = check(histories, rules), judge(seen, breakage())
+    report, findings = check(histories, rules), judge(seen, breakage(scale))
     lines = [*table(report), *map(str, findings)]
     return Outcome(seed, report, world.troubles, directory, lines, findings)
 
 
-def breakage() -> Breakage:
+def breakage(scale: Scale) -> Breakage:
     """Which faults concern the limits of types, and schedules."""
     return Breakage(
         redis={REDIS_LINK, *(one.name for one in FAULTS if "redis" in one.hits)},
         members={one.name for one in FAULTS if one.hits & {"worker", "zookeeper"}} - {REDIS_LINK},
         clocks={REDIS_CLOCK, DATABASE_CLOCK},
         workers=WORKERS,
+        hold_ms=scale.lease_s * 1000,
     )
 
 
