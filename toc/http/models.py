@@ -100,6 +100,15 @@ class JobIn(_Request):
             "traceparent.",
         ),
     ] = None
+    priority: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=9,
+            description="Where due jobs of the type wait, those of a higher priority go first, if the type "
+            "is declared with a priority.",
+        ),
+    ] = 0
 
 
 class JobsIn(_Request):
@@ -263,6 +272,7 @@ class JobOut(_Answer):
     payload: dict[str, Any]
     key: str | None
     trace: str | None
+    priority: int
     progress: Annotated[
         ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
     ]
@@ -541,6 +551,7 @@ class TypeOut(_Answer):
     """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
 
     rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    priority: 0 to 9, before which other types it goes; null: the priorities of its jobs do not count.
     """
 
     name: str
@@ -552,6 +563,7 @@ class TypeOut(_Answer):
     burst: int | None
     concurrency: int | None
     per: str | None
+    priority: int | None
 
 
 class TypesOut(_Answer):

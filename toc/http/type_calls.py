@@ -44,6 +44,7 @@ def _type_document(declared: DeclaredType) -> dict[str, Any]:
         "burst": declared.burst,
         "concurrency": declared.concurrency,
         "per": declared.per,
+        "priority": declared.priority,
     }
 
 

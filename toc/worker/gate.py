@@ -19,7 +19,9 @@ from toc.domain.pauses import (
     Phase,
     biz_type_of_target,
     hold_topic_of,
+    parse_hold_topic,
 )
+from toc.domain.priorities import priority_of_row
 from toc.domain.pull_types import PULL_TOPIC_PREFIX
 from toc.runtime.clock import Clock, SystemClock
 from toc.store.due_pages import TypesExcept
@@ -58,6 +60,7 @@ class Gate:
 
     `home_topic_of(biz_type)`: the topic of the settings that a type belongs to. `leaving_ms`: how long after
     a ramp its hold topic may still have reminders. `now_ms()`: the databases' time, as this process believes.
+    `ageing_s`: seconds of waiting that one step of priority counts (ADR 51).
     """
 
     def __init__(
@@ -67,7 +70,11 @@ class Gate:
         *,
         leaving_ms: int = 0,
         now_ms: Callable[[], int] | None = None,
+        ageing_s: float = 60.0,
     ) -> None:
+        self.ageing_s = ageing_s
+        self.priorities: Mapping[str, int] = {}
+        """The priorities of the types that are declared with one, by type."""
         self._home_topic_of, self._clock = home_topic_of, clock or SystemClock()
         self._leaving_ms, self._now_ms = leaving_ms, now_ms or self._clock.wall_ms
         self._lock = threading.Lock()
@@ -110,6 +117,15 @@ class Gate:
             if limits == self._state.limits:
                 return
             self._replace_state(dict(limits))
+        self._tell_listeners()
+
+    def set_priorities(self, priorities: Mapping[str, int]) -> None:
+        """Sets the priorities of types, by type. The jobs of these types have priorities among each other."""
+        with self._lock:
+            if priorities == self.priorities:
+                return
+            self.priorities = dict(priorities)
+            self.version += 1
         self._tell_listeners()
 
     def _replace_state(self, limits: Mapping[str, Admission]) -> None:
@@ -168,6 +184,16 @@ class Gate:
     def held_types(self) -> Mapping[int, str]:
         """The types whose reminders are in a hold topic, by number: paused by name, ramping, or limited."""
         return self._state.held
+
+    def lead_ms_of_job(self, biz_type: str, priority: int) -> int:
+        """By how much earlier than at its due time a job is ordered among the due jobs of its type, in ms."""
+        if not priority or biz_type not in self.priorities:
+            return 0
+        return round(priority_of_row(priority) * self.ageing_s * 1000)
+
+    def lead_s_of_type(self, biz_type: str) -> float:
+        """By how much earlier than at its due time a type is ordered among other types, in seconds."""
+        return self.priorities.get(biz_type, 0) * self.ageing_s
 
     def is_held_back(self, biz_type: str, due_ms: int) -> bool:
         """Whether a job of the type that was due at `due_ms` is late because of a pause or its ramp."""
@@ -257,6 +283,17 @@ class ScannedTypes:
         held = gate.held_types
         return frozenset(no for no, name in names if no in held or gate.admission_of_type(name))
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether some types have priorities."""
+        return bool(self._gate.priorities)
+
+    def lead_ms(self, type_no: int, priority: int) -> int:
+        """By how much earlier than at its due time a row is ordered among the due rows of its type, in ms."""
+        if not priority:
+            return 0
+        return self._gate.lead_ms_of_job(self._names().get(type_no, ""), priority)
+
     def admission_of(self, type_no: int) -> Admission | None:
         """What to ask before rows of this type are claimed; None: nothing."""
         return self._gate.admission_of_type(self._names().get(type_no, ""))
@@ -274,7 +311,6 @@ def _known_open(gate: Gate, names: Mapping[int, str], types: Types) -> list[int]
 
 def _type_of_own_topic(topic: str) -> str | None:
     """The type of a hold topic or of a pull type's topic; None for a topic of the settings."""
-    for prefix in (HOLD_TOPIC_PREFIX, PULL_TOPIC_PREFIX):
-        if topic.startswith(prefix):
-            return topic.removeprefix(prefix)
-    return None
+    if topic.startswith(HOLD_TOPIC_PREFIX):
+        return parse_hold_topic(topic)[0]
+    return topic.removeprefix(PULL_TOPIC_PREFIX) if topic.startswith(PULL_TOPIC_PREFIX) else None
