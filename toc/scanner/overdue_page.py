@@ -106,8 +106,8 @@ class OverduePages:
     ) -> OverduePage:
         """Reads rows that are overdue by more than `grace_ms`, and takes up to `permits` of them.
 
-        If types have priorities, it reads a whole page, to take those rows of it that go first. Leaves out the
-        rows of paused types, and those rows of restricted types that are not admitted now.
+        If types have priorities, it reads a whole page, to take those rows of it that go first. Leaves out
+        the rows of paused types, and those rows of restricted types that are not admitted now.
         Returns, before the claim, the permits for which no row was found; all permits if the read raises.
         """
         unused, job_ids, admissions = permits, list[int](), dict[int, Admission]()
