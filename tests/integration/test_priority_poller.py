@@ -15,6 +15,7 @@ from tests.integration.world import World
 from toc.domain.pauses import hold_topic_of
 from toc.domain.priorities import PRIORITIES
 from toc.errors import TimerUnavailable
+from toc.node.hold_sources import PollerGroup
 from toc.timer.poller import WAIT_S_MAX, Poller
 from toc.timer.priority_poller import PriorityPoller, choose_priority
 from toc.timer.reminders import Reminder
@@ -218,3 +219,63 @@ def test_a_priority_whose_redis_fails_does_not_stop_the_others(
     small.clock.advance(5)
     del model.waiting[low]
     assert model.take(1) == [high]
+
+
+def make_group(world: World, sink: Recording) -> tuple[PollerGroup, dict[str, list[int]]]:
+    """The pollers of two types, "high" with a lead of 90 s, and how to arm their jobs: by type, ids."""
+    names = {name: f"{name}.{next(NUMBERS)}" for name in ("high", "low")}
+    topics = {name: hold_topic_of(names[name]) for name in names}
+    group = PollerGroup(
+        "toc-hold-pollers-test", world.clock, lambda topic: 90.0 * (topic == topics["high"])
+    )
+    ids: dict[str, list[int]] = {}
+    pollers = []
+    for name, topic in topics.items():
+        ids[name] = [world.library.ids.make_ids([0])[0] for _ in range(20)]
+        poller = Poller(
+            f"toc-poller-{name}", world.slots, topic, SLOTS, sink, {0: sink.inbox(0)},
+            world.settings.routing, world.clock,
+            pop_max=500, stay_ms=STAY_MS, paused=lambda: False,
+        )  # fmt: skip
+        poller.set_slots(range(SLOTS))
+        while poller.run_once() == 0:  # its slots are known to be empty
+            pass
+        pollers.append(poller)
+    for name, poller in zip(topics, pollers, strict=True):
+        in_ms = -1000 if name == "high" else -2000  # the other type waits for longer
+        world.slots.arm(topics[name], [Reminder(world.now_ms + in_ms, each) for each in ids[name]])
+        poller.on_wakeup(0, in_ms / 1000)
+    group.set_members(pollers)
+    return group, ids
+
+
+def test_the_type_of_a_higher_priority_gets_the_permits_first(small: World) -> None:
+    small.clock.advance(1000)
+    sink = Recording(room=4)
+    group, ids = make_group(small, sink)
+    group.run_once()
+    assert set(sink.ids) < set(ids["high"])
+    assert len(sink.ids) == 4
+
+
+def test_a_type_that_could_go_on_keeps_no_other_from_asking(small: World) -> None:
+    small.clock.advance(1000)
+    sink = Recording()
+    group, ids = make_group(small, sink)
+    group.run_once()
+    group.run_once()
+    assert [set(batch.job_ids) < set(ids[name]) for name, (_, batch) in zip(
+        ("high", "low"), sink.offers, strict=True
+    )] == [True, True]  # fmt: skip
+
+
+def test_a_type_that_waits_for_longer_than_the_lead_goes_first(small: World) -> None:
+    small.clock.advance(1000)
+    sink = Recording(room=4)
+    group, ids = make_group(small, sink)
+    low = next(each for each in group._due_s if "low" in each.topic)
+    assert isinstance(low, Poller)
+    low.on_wakeup(0, -91.1)
+    low.update_heads()
+    group.run_once()
+    assert set(sink.ids) < set(ids["low"])

@@ -89,6 +89,7 @@ class PollerGroup(Service):
 
     def _order_s(self, member: Member) -> float:
         """When its oldest reminder was due, less the lead of its type."""
+        member.take_reports()
         return member.head_due_s - self._lead_s_of(member.topic)
 
     def _run_member(self, member: Member) -> float:

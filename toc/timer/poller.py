@@ -117,6 +117,10 @@ class Poller(Service):
         """Whether a batch waits for its claim; its answer wakes the poller."""
         return any(not answer.is_answered for _, answer in self._claiming)
 
+    def take_reports(self) -> None:
+        """Takes over what other threads have reported. For the thread that runs the steps."""
+        self._apply_reports()
+
     def update_heads(self) -> None:
         """Takes over what other threads have reported, and reads the heads that are not known.
 

@@ -44,6 +44,11 @@ class PriorityPoller(Service):
         self._wake.clear()
         return was_woken
 
+    def take_reports(self) -> None:
+        """See `Poller.take_reports`."""
+        for poller in self.pollers.values():
+            poller.take_reports()
+
     @property
     def head_due_s(self) -> float:
         """When the reminder that is popped next is due, by the monotonic clock; infinity: none is known."""
