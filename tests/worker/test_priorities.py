@@ -102,12 +102,19 @@ def test_the_priority_of_a_type_may_be_declared_and_removed(make_rig: MakeRig) -
     rig = make_rig(**SOON, shards=1)
     jobs = WaitingJobs(rig)
     jobs.schedule(1, 3)
-    gate = rig.node.pauses.gate if rig.node is not None and rig.node.pauses is not None else None
-    assert gate is not None
+    node = rig.node
+    assert node is not None
+    assert node.pauses is not None
+    assert node.limits is not None
+    gate, (limited_types,) = node.pauses.gate, node.limits.services
     declare(rig, TYPE, concurrency=1, priority=7)
     wait_until(lambda: gate.priorities == {TYPE: 7}, "the node to know the priority")
     jobs.schedule(1, 9)
     declare(rig, TYPE, concurrency=1)
+    wait_until(
+        lambda: node.catalogue.all()[TYPE].priority is None, "the node to know that it is removed"
+    )
+    limited_types.run_once()
     jobs.schedule(1, 0)
     # The topics of priorities are popped for a while, so that nothing stays in them.
     jobs.gate.open.set()
