@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,36 +50,42 @@ class WaitingJobs:
         self.priorities[biz_id] = priority
         return biz_id
 
+    def wait_for_reminders(self, *, own_topics: bool = True) -> None:
+        priorities = {
+            job_id: self.priorities[biz_id] if own_topics else 0
+            for biz_id, job_id in self.ids.items()
+        }
+        wait_for_reminders(self.rig, priorities)
+
     def run(self, *, own_topics: bool = True) -> list[int | str]:
         """Lets the jobs run when all of them wait in their topics; the order in which they ran."""
         if self.rig.settings.has_timer:
-            self._wait_for_reminders(own_topics)
+            self.wait_for_reminders(own_topics=own_topics)
         self.gate.open.set()
         self.rig.wait_for(Status.DONE, *self.ids.values())
         assert self.handler.most[None] <= 1
         return self.handler.order
 
-    def _wait_for_reminders(self, own_topics: bool) -> None:
-        rig = self.rig
-        places = {
-            job_id: hold_topic_of(TYPE, self.priorities[biz_id] if own_topics else 0)
-            for biz_id, job_id in self.ids.items()
-        }
-        wait_until(
-            lambda: all(
-                (rig.armed_ms(job_id, topic) or rig.out_ms(job_id, topic)) is not None
-                for job_id, topic in places.items()
-            ),
-            "the reminders to be in the hold topics",
-        )
-        # The messages of Redis about them may still be on their way.
-        assert rig.node is not None
-        assert rig.node.work_sources is not None
-        assert rig.node.work_sources.hold_sources is not None
-        for poller in rig.node.work_sources.hold_sources.pollers:
-            heads = rig.node.work_sources._process.reminders.read_heads(poller.topic, [0], 1.0)
-            for slot, in_s in heads.items():
-                poller.on_head_seen(slot, in_s)
+
+def wait_for_reminders(rig: Rig, priorities: Mapping[int, int]) -> None:
+    """Waits until the reminders of jobs, each with its priority, are in hold topics and the node knows it."""
+    places = {job_id: hold_topic_of(TYPE, priority) for job_id, priority in priorities.items()}
+    wait_until(
+        lambda: all(
+            (rig.armed_ms(job_id, topic) or rig.out_ms(job_id, topic)) is not None
+            for job_id, topic in places.items()
+        ),
+        "the reminders to be in the hold topics",
+    )
+    # The messages of Redis about them may still be on their way.
+    reminders = rig.slots()
+    assert reminders is not None
+    assert rig.node is not None
+    assert rig.node.work_sources is not None
+    assert rig.node.work_sources.hold_sources is not None
+    for poller in rig.node.work_sources.hold_sources.pollers:
+        for slot, in_s in reminders.read_heads(poller.topic, [0], 1.0).items():
+            poller.on_head_seen(slot, in_s)
 
 
 def test_due_jobs_run_by_their_aged_priority(rig: Rig) -> None:
@@ -127,7 +134,7 @@ def test_a_wiped_redis_loses_no_job_and_keeps_the_priorities(make_rig: MakeRig) 
     jobs = WaitingJobs(rig, priority=0)
     low = [jobs.schedule(5, 0) for _ in range(3)]
     high = [jobs.schedule(5, 9) for _ in range(3)]
-    jobs._wait_for_reminders(own_topics=True)
+    jobs.wait_for_reminders()
     reminders = rig.slots()
     assert reminders is not None
     client = reminders.connected_client()
@@ -136,3 +143,27 @@ def test_a_wiped_redis_loses_no_job_and_keeps_the_priorities(make_rig: MakeRig) 
     order = jobs.run()
     assert sorted(order[:3]) == high
     assert sorted(order[3:]) == low
+
+
+def test_after_a_pause_the_important_jobs_go_first(make_rig: MakeRig) -> None:
+    # One handler at a time, so that the order of the runs is the order of the claims.
+    rig = make_rig(**SOON, shards=1, worker={"concurrency": 1, "queue_max": 4})
+    order: list[int | str] = []
+    rig.handler()(lambda job: order.append(job.biz_id))
+    declare(rig, TYPE, priority=0)
+    rig.start()
+    node = rig.node
+    assert node is not None
+    assert node.pauses is not None
+    gate = node.pauses.gate
+    wait_until(lambda: TYPE in gate.priorities, "the node to know the priority")
+    rig.center.pause(TYPE)
+    wait_until(lambda: gate.is_closed(TYPE), "the node to know the pause")
+    ids = {
+        n: rig.center.schedule(n, NOW, biz_type=TYPE, priority=9 if n % 2 else 0) for n in range(12)
+    }
+    wait_for_reminders(rig, {job_id: 9 if n % 2 else 0 for n, job_id in ids.items()})
+    rig.center.resume(TYPE)
+    rig.wait_for(Status.DONE, *ids.values())
+    assert {n for n in order[:6] if isinstance(n, int) and n % 2} == set(range(1, 12, 2))
+    assert len(order) == 12
