@@ -249,15 +249,21 @@ class Gate:
 
 
 class ScannedTypes:
-    """What a scanner asks the gate. `names()`: the known types, name by number."""
+    """What a scanner asks the gate. `names()`: the known types, name by number.
 
-    def __init__(self, gate: Gate, names: Callable[[], Mapping[int, str]]) -> None:
-        self._gate, self._names = gate, names
+    `are_scarce`: the scanner takes fewer rows than are due, as for remote consumers: so priorities count for
+    types that nothing else restricts, too.
+    """
+
+    def __init__(
+        self, gate: Gate, names: Callable[[], Mapping[int, str]], *, are_scarce: bool = False
+    ) -> None:
+        self._gate, self._names, self._are_scarce = gate, names, are_scarce
 
     @property
     def are_all_open(self) -> bool:
         """Whether nothing is restricted."""
-        return self._gate.is_open
+        return self._gate.is_open and not (self._are_scarce and self._gate.priorities)
 
     def without_closed(self, types: Types) -> Types:
         """The types without those of which no job may start now; empty: there is nothing to read."""
