@@ -26,7 +26,7 @@ def schedule_and_get(center: Any, world: RemoteWorld) -> list[Any]:
     text = center.schedule(
         "A-42", MINUTE, **CLOSE, attribute={"n": [1, {"ä": None}]}, dedup_key="k", trace="00-x"
     )
-    number = center.schedule(2**64 - 1, timedelta(0), **CLOSE, details=True)
+    number = center.schedule(2**64 - 1, timedelta(0), **CLOSE, details=True, priority=9)
     east = datetime(2026, 1, 1, 9, 0, 0, 1, tzinfo=timezone(timedelta(hours=8)))
     at = center.schedule("7", east, biz_type="report")
     found = [center.get(job_id) for job_id in (text, number.job_id, at)]
@@ -132,6 +132,7 @@ def wrong_arguments(center: Any, world: RemoteWorld) -> list[Any]:
         (center.schedule, 1, datetime(2026, 1, 1)),  # noqa: DTZ001 - naive on purpose
         (center.reschedule, 1), (center.cancel,), (center.cancel, 2**63), (center.get, "x"),
         (center.redrive, -1), (center.schedule_many, [(1, MINUTE), {"biz_id": 1}]),
+        (center.schedule_many, [{"biz_id": 1, "action_time": MINUTE, "priority": 10}]),
         (center.schedule_many, [(1, MINUTE), (-1, MINUTE)]), (center.schedule_many, [7]),
     ]  # fmt: skip
     seen = [outcome_of(*call) for call in calls]

@@ -328,3 +328,18 @@ def test_a_lost_commit_answer_beside_a_taken_id(library: Library) -> None:
     assert answers[1].job_id == jobs[1].job_id
     assert library.count() in {3, 4}
     assert library.row(answers[0].job_id).due_ms == jobs[0].action_ms
+
+
+def test_rows_keep_their_priorities(library: Library) -> None:
+    jobs = [library.new(42)._replace(priority=n) for n in (0, 9, 3)]
+    library.insert(*jobs)
+    for job in jobs:
+        found = library.jobs.get(job.job_id)
+        assert found is not None
+        assert found.priority == job.priority
+    seen = library.claims.read_rows(
+        library.databases[0], {library.shard(jobs[0].job_id): [job.job_id for job in jobs]}
+    )
+    assert [seen[job.job_id].priority for job in jobs] == [0, 9, 3]
+    (rows,) = [library.pages.read_due_rows(library.shard(jobs[0].job_id), (0, 0), 2**42, 10)]
+    assert sorted(row.priority for row in rows) == [0, 3, 9]

@@ -36,7 +36,7 @@ def test_a_scheduled_job_is_in_the_database(web: WebWorld) -> None:
     assert job | {"action_time": "", "due_time": ""} == {
         "job_id": job_id, "biz_id": "A-42", "biz_id_is_text": True, "tenant": None,
         "biz_type": "order.close", "status": "pending", "action_time": "", "due_time": "", "attempts": 0,
-        "payload": {"n": [1]}, "key": "k", "trace": None, "progress": None, "result": None,
+        "payload": {"n": [1]}, "key": "k", "trace": None, "priority": 0, "progress": None, "result": None,
         "countdown": None,
     }  # fmt: skip
     assert job["action_time"] == job["due_time"] == "2026-01-01T00:01:30.500Z"
@@ -331,3 +331,12 @@ def test_types_are_those_of_the_token(small: WebWorld) -> None:
 def test_health_needs_no_token(small: WebWorld) -> None:
     response = small.open_client(None).get("/v1/health")
     assert (response.status_code, response.json()) == (200, {"state": "ok"})
+
+
+@pytest.mark.parametrize("priority", [-1, 10, 1.5, "9", True, None])
+def test_a_priority_is_an_integer_from_0_to_9(web: WebWorld, priority: object) -> None:
+    body = {"biz_id": 1, "biz_type": "order.close", "delay": 60}
+    refused = web.post("/v1/jobs", body | {"priority": priority})
+    assert (refused.status_code, refused.json()["field"]) == (422, "priority")
+    job_id = web.post("/v1/jobs", body | {"priority": 9}).json()["job_id"]
+    assert web.get(f"/v1/jobs/{job_id}").json()["priority"] == 9

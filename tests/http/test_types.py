@@ -19,7 +19,8 @@ from toc.store.declared_types import COPIES, TypeVersion
 TYPE = "/v1/types/mail.send"
 FULL: dict[str, Any] = {
     "mode": "pull", "timeout_s": 45, "max_attempts": 7, "retry": [10, 30.5], "rate": "500/s", "burst": 20,
-    "concurrency": 3, "per": "payload.shop", "payload_schema": {"type": "object", "required": ["n"]},
+    "concurrency": 3, "per": "payload.shop", "priority": 4,
+    "payload_schema": {"type": "object", "required": ["n"]},
 }  # fmt: skip
 
 
@@ -105,6 +106,7 @@ def test_each_form_of_a_retry_policy(small: WebWorld, retry: Any) -> None:
         ({"rate": "5/s", "burst": 0}, "burst"),
         ({"burst": 5}, "burst"),
         ({"concurrency": 0}, "concurrency"),
+        ({"priority": 10}, "priority"),
         ({"per": "biz_id"}, "per"),
         ({"per": "shop", "rate": "5/s"}, "per"),
         ({"codec": "a b"}, "codec"),

@@ -84,3 +84,21 @@ def test_an_expired_lease_gives_its_place_to_the_next_attempt(make_rig: MakeLeas
     assert (again.job_id, again.attempt) == (job_id, 2)
     assert rig.settle(server.finish, lost) == ["lost"]
     assert rig.settle(server.finish, again) == ["settled"]
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 1}, {}])
+def test_without_redis_leases_go_by_priority(
+    make_rig: MakeLeaseRig, limits: dict[str, Any]
+) -> None:
+    rig = make_rig(redis_url="none", shards=1)
+    declare(rig, priority=0, **limits)
+    priorities = [0, 9, 5, 9]
+    server = rig.replica()
+    wait_until(lambda: rig.node_of(server).pauses.gate.priorities == {TYPE: 0}, "the priority")
+    job_ids = [rig.schedule(priority=priority)[0] for priority in priorities]
+    order = []
+    for _ in priorities:
+        (leased,) = rig.lease(server)
+        order.append(priorities[job_ids.index(leased.job_id)])
+        assert rig.settle(server.finish, leased) == ["settled"]
+    assert order == [9, 9, 5, 0]

@@ -152,7 +152,7 @@ MEANING = {
     "attribute": "JSON, given to the handler",
     "due_time": "when the job is due; a retry, a snooze and a reschedule change it; ended: NULL",
     "attempts": "how many times the job was claimed since it was made, rescheduled or redriven",
-    "priority": "not used yet",
+    "priority": "0 to 9: which of the due jobs of its type that wait goes first",
     "result": "not used yet",
     "trace": "not used yet",
     "claim_token": "token of the last claim; it begins with the node's name",

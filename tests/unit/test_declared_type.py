@@ -148,3 +148,13 @@ def test_a_codec_has_a_name_and_hides_the_payload_from_limits() -> None:
         DeclaredType.from_fields("a", {"codec": "p i"})
     with pytest.raises(InvalidInput, match="per"):
         declared.with_changes({"per": "payload.shop"})
+
+
+def test_a_priority_is_from_0_to_9() -> None:
+    declared = DeclaredType.from_fields("a", {"priority": 0})
+    assert DeclaredType.from_json("a", declared.to_json()) == declared
+    assert declared.set_fields["priority"] == 0
+    assert declared.with_changes({"priority": None}).priority is None
+    for value in (-1, 10, 1.0, True, "1"):
+        with pytest.raises(InvalidInput, match="priority"):
+            declared.with_changes({"priority": value})

@@ -79,6 +79,7 @@ class JobOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate
     tenant: str | None
     trace: str | None
+    priority: int
     actor: str | None
 
 
@@ -182,6 +183,7 @@ class TimeoutCenter:
         connection: Connection | None = None,
         tenant: str | None = None,
         trace: str | None = None,
+        priority: int = 0,
         actor: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
@@ -216,14 +218,16 @@ class TimeoutCenter:
 
         actor: in whose name a job with the key is changed (default: the client's); it stands in the event.
         trace: kept with the job as `job.trace`, 1 to 64 characters without spaces, as a W3C traceparent;
-        a hook may set it too.
+        a hook may set it too. priority: 0 (default) to 9; where due jobs of the type wait, as behind a limit,
+        those of a higher priority go first, if the type is declared with a priority (`toc types`).
 
         Raises InvalidInput (nothing written), DuplicateJob ("error", or "replace" or "latest" of a
         running job), WrongDatabase, StoreUnavailable (may have been written: use a dedup_key to repeat it).
         """
         wanted = self._check_job(
             biz_id, action_time, biz_type=biz_type, on_duplicate=on_duplicate,
-            attribute=attribute, dedup_key=dedup_key, tenant=tenant, trace=trace, actor=actor,
+            attribute=attribute, dedup_key=dedup_key, tenant=tenant, trace=trace,
+            priority=priority, actor=actor,
         )  # fmt: skip
         orm_session, joined = transaction_to_join(session, connection)
         state = self._open_connections()
@@ -908,6 +912,7 @@ class TimeoutCenter:
         dedup_key: object = None,
         tenant: object = None,
         trace: object = None,
+        priority: object = 0,
         actor: object = None,
     ) -> CheckedJob:
         self._check_on_duplicate(on_duplicate)
@@ -916,6 +921,7 @@ class TimeoutCenter:
         fields = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type,
             "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant, "trace": trace,
+            "priority": priority,
         }  # fmt: skip
         limit = self.settings.limits.attribute_bytes
         return check_job_fields(self._clock.wall_ms(), limit, fields, "default")

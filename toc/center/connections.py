@@ -149,6 +149,7 @@ class Connections:
                 job.business.text,
                 job.business.tenant,
                 job.trace,
+                job.priority,
             )
             for job_id, job in zip(ids, wanted, strict=True)
         ]

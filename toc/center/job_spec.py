@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Required, TypedDict
 from toc.domain.argument_checks import check_biz_type, check_trace, encode_attribute
 from toc.domain.biz_ids import BusinessId, check_business_id
 from toc.domain.countdown import check_free_key
+from toc.domain.priorities import check_priority
 from toc.domain.times import action_time_to_ms
 from toc.errors import InvalidInput
 
@@ -25,6 +26,7 @@ class JobSpec(TypedDict, total=False):
     dedup_key: str | None
     tenant: str | None
     trace: str | None
+    priority: int
 
 
 _FIELDS = JobSpec.__annotations__.keys()
@@ -43,6 +45,7 @@ class CheckedJob(NamedTuple):
     attribute: str | None
     dedup_key: str | None
     trace: str | None = None
+    priority: int = 0
 
 
 def check_job_fields(
@@ -62,6 +65,7 @@ def check_job_fields(
         encode_attribute(fields.get("attribute"), attribute_bytes_max),
         check_free_key(fields.get("dedup_key")),
         check_trace(fields.get("trace")),
+        check_priority(fields.get("priority", 0)),
     )
 
 

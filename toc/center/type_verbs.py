@@ -29,7 +29,7 @@ class TypeVerbs:
     lease, default 30); max_attempts (default 16); retry (a list of seconds, "webhook", "exponential" or
     toc.Exponential(...), the default); payload_schema (a JSON Schema, draft 2020-12); the limits over all
     nodes rate ("500/s"), burst, concurrency and per ("biz_id", "tenant" or "payload.FIELD"); codec (a name of
-    the settings).
+    the settings); priority (0 to 9).
     """
 
     def __init__(self, connect: Callable[[], Connections], guard: Guard | None = None) -> None:

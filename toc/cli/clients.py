@@ -112,6 +112,7 @@ def job_as_json(job: Job | DeadJob) -> dict[str, Any]:
         "attribute": job.attribute,
         "dedup_key": job.dedup_key,
         "token": job.token,
+        "priority": job.priority,
         "progress": None if job.last_progress is None else job.last_progress._asdict(),
         "result": job.result,
         "countdown": countdown_as_json(job.countdown),

@@ -99,6 +99,8 @@ def _make_row_lines(found: JobExplanation) -> Iterator[Line]:
     yield "attempts", job.attempts
     yield "worker", job.token or "-"
     yield "dedup_key", "-" if job.dedup_key is None else repr(job.dedup_key)
+    if job.priority:
+        yield "priority", job.priority
     yield "attribute", json.dumps(job.attribute, ensure_ascii=False)
     if job.last_progress is not None:
         yield "progress", f"{job.last_progress.done} of {job.last_progress.total}"

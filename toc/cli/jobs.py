@@ -49,6 +49,14 @@ Duplicate = Annotated[
 ]
 
 
+Priority = Annotated[
+    int,
+    typer.Option(
+        "--priority", metavar="0-9", help="Where due jobs of the type wait, higher ones go first."
+    ),
+]
+
+
 @answering_command
 def schedule_job(
     output: Output,
@@ -59,6 +67,7 @@ def schedule_job(
     attribute: Attribute = None,
     key: Key = None,
     on_duplicate: Duplicate = OnDuplicateOption.KEEP,
+    priority: Priority = 0,
 ) -> None:
     """Schedule a job: act on BIZ_ID at WHEN.
 
@@ -74,6 +83,7 @@ def schedule_job(
             attribute=value,
             dedup_key=key,
             on_duplicate=on_duplicate.value,
+            priority=priority,
             details=True,
         )
         job = center.get(done.job_id)

@@ -92,6 +92,14 @@ Per = Annotated[
         "--per", metavar="FIELD", help="The limits hold for each biz_id, tenant or payload.FIELD."
     ),
 ]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        "--priority",
+        metavar="0-9",
+        help="Before which other types it goes where both wait; the priorities of its jobs count.",
+    ),
+]
 TypeReason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the type's history."),
@@ -101,13 +109,13 @@ Unset = Annotated[
     typer.Option(
         "--unset",
         metavar="FIELD",
-        help="No longer declare timeout, max-attempts, retry, payload-schema, codec, rate, burst, "
-        "concurrency or per; may be repeated.",
+        help="No longer declare timeout, max-attempts, retry, payload-schema, codec, priority, rate, "
+        "burst, concurrency or per; may be repeated.",
     ),
 ]
 FIELD_OF_OPTION: Mapping[str, str] = {
     "timeout": "timeout_s", "max-attempts": "max_attempts", "retry": "retry",
-    "payload-schema": "payload_schema", "codec": "codec",
+    "payload-schema": "payload_schema", "codec": "codec", "priority": "priority",
     **{field: field for field in LIMIT_FIELDS},
 }  # fmt: skip
 
@@ -152,6 +160,7 @@ def declare_type(
     burst: Burst = None,
     concurrency: Concurrency = None,
     per: Per = None,
+    priority: Priority = None,
     reason: TypeReason = None,
 ) -> int:
     """Declare a biz_type: who does its jobs, and on which terms.
@@ -162,6 +171,8 @@ def declare_type(
     fields = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
     if codec is not None:
         fields["codec"] = codec
+    if priority is not None:
+        fields["priority"] = priority
     fields |= _limits_of_options(rate, burst, concurrency, per)
     wanted = DeclaredType.from_fields(name, fields)
     with _open_catalogue() as catalogue:
@@ -186,6 +197,7 @@ def set_type(
     burst: Burst = None,
     concurrency: Concurrency = None,
     per: Per = None,
+    priority: Priority = None,
     unset: Unset = None,
     reason: TypeReason = None,
 ) -> int:
@@ -196,6 +208,8 @@ def set_type(
     changes = _fields_of_options(handler, pull, sink, timeout, max_attempts, retry, payload_schema)
     if codec is not None:
         changes["codec"] = codec
+    if priority is not None:
+        changes["priority"] = priority
     changes |= _limits_of_options(rate, burst, concurrency, per)
     for option in unset or []:
         field = FIELD_OF_OPTION.get(option)
@@ -449,6 +463,7 @@ def _effective_terms(
     line: dict[str, Any] = {
         "biz_type": name, "declared": declared is not None, "mode": known.mode, "sink": known.sink,
         "payload_schema": known.payload_schema, "codec": known.codec,
+        "priority": known.priority,
         **{field: getattr(known, field) for field in LIMIT_FIELDS},
     }  # fmt: skip
     for field in RUN_FIELDS:

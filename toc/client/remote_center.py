@@ -56,6 +56,7 @@ class RemoteOptions(TypedDict, total=False):
     on_duplicate: OnDuplicate
     tenant: None
     trace: str | None
+    priority: int
 
 
 class RemoteCountdownOptions(TypedDict, total=False):
@@ -181,6 +182,7 @@ class RemoteCenter(_RemoteBase):
         on_duplicate: OnDuplicate = "keep",
         tenant: None = None,
         trace: str | None = None,
+        priority: int = 0,
         details: bool = False,
     ) -> int | Scheduled:
         """Schedules a job, as `TimeoutCenter.schedule`; the type must be declared.
@@ -191,7 +193,7 @@ class RemoteCenter(_RemoteBase):
         done = self._transport.run_verb(
             self._verbs.schedule(
                 biz_id, action_time, biz_type=biz_type, attribute=attribute, dedup_key=dedup_key,
-                on_duplicate=on_duplicate, tenant=tenant, trace=trace,
+                on_duplicate=on_duplicate, tenant=tenant, trace=trace, priority=priority,
             )
         )  # fmt: skip
         return done if details else done.job_id

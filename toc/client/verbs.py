@@ -76,11 +76,13 @@ class Verbs(PauseSteps):
         on_duplicate: OnDuplicate = "keep",
         tenant: str | None = None,
         trace: str | None = None,
+        priority: int = 0,
     ) -> Steps[Scheduled]:
         check_on_duplicate(on_duplicate)
         arguments: dict[str, Any] = {
             "biz_id": biz_id, "action_time": action_time, "biz_type": biz_type, "attribute": attribute,
             "dedup_key": dedup_key, "tenant": tenant, "trace": trace, "on_duplicate": on_duplicate,
+            "priority": priority,
         }  # fmt: skip
         job = self._check_job(arguments)
         has_key = job.dedup_key is not None

@@ -35,6 +35,8 @@ def job_document(job: CheckedJob, payload: Any, on_duplicate: str) -> dict[str, 
         document |= {"key": job.dedup_key, "on_duplicate": on_duplicate}
     if job.trace is not None:
         document["trace"] = job.trace
+    if job.priority:
+        document["priority"] = job.priority
     return document
 
 
@@ -69,6 +71,7 @@ def parse_job(document: Any) -> Job:
             dedup_key=None if key is None or key.startswith(IDEMPOTENT) else key,
             tenant=document["tenant"],
             trace=document.get("trace"),
+            priority=int(document.get("priority", 0)),
             result=document.get("result"),
             last_progress=_parse_progress(document.get("progress")),
             _countdown=parse_countdown(document.get("countdown")),

@@ -17,6 +17,7 @@ from toc.domain.argument_checks import check_biz_type, check_integer, is_number
 from toc.domain.limit_terms import LIMIT_FIELDS, LimitTerms, make_limit_terms
 from toc.domain.payload_envelope import check_codec_name
 from toc.domain.payload_schema import PayloadCheck
+from toc.domain.priorities import check_priority
 from toc.domain.retry_policies import (
     ATTEMPTS_DEFAULT,
     ATTEMPTS_MAX,
@@ -35,7 +36,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 SETTINGS_BYTES_MAX = 65_000  # of a declaration as JSON; the column has 65,535
 RUN_FIELDS = ("timeout_s", "max_attempts", "retry")
 """The fields that a handler's decorator has too."""
-FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS, "codec")
+FIELDS = ("mode", *RUN_FIELDS, "payload_schema", "sink", *LIMIT_FIELDS, "codec", "priority")
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class DeclaredType:
     (draft 2020-12) that attributes must fit; None: any. rate, burst, concurrency, per: the limits of the type
     over all nodes, as "500/s", 500, 20 and "biz_id" (see `toc.domain.limit_terms`); None: no such limit.
     codec: of the settings, encrypts the payloads; None: they are not encrypted, unless the handler's
-    decorator names a codec. explicit: which of RUN_FIELDS the declaration sets; the others have their
-    defaults.
+    decorator names a codec. priority: 0 to 9, before which other types the type goes where both wait; with it
+    the priorities of its jobs count, too; None: they do not (see `toc.domain.priorities`). explicit: which of
+    RUN_FIELDS the declaration sets; the others have their defaults.
     """
 
     name: str
@@ -64,6 +66,7 @@ class DeclaredType:
     concurrency: int | None = None
     per: str | None = None
     codec: str | None = None
+    priority: int | None = None
     explicit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -79,6 +82,8 @@ class DeclaredType:
         if self.sink is not None:
             parse_sink(self.sink)
         _ = self.limit_terms
+        if self.priority is not None:
+            check_priority(self.priority)
         if self.codec is not None:
             check_codec_name(self.codec)
             if self.per is not None and self.per.startswith("payload."):
@@ -119,7 +124,7 @@ class DeclaredType:
                 values[key] = getattr(self, key)
         if "retry" in values:
             values["retry"] = retry_policy_to_json(cast(RetryPolicy, values["retry"]))
-        for key in ("payload_schema", "sink", *LIMIT_FIELDS, "codec"):
+        for key in ("payload_schema", "sink", *LIMIT_FIELDS, "codec", "priority"):
             if getattr(self, key) is not None:
                 values[key] = getattr(self, key)
         return values

@@ -165,7 +165,8 @@ class Job:
     failure, the end of the lease while running, None once ended. `token` identifies the claim that runs
     the job (or ran it last): `toc.complete` compares it with the row's, inside the handler's
     own transaction. `claimed_ms`: when it was last claimed; None: never. `trace`: what the caller or a hook
-    gave with the job, as a W3C traceparent. `result`: what `toc.Done(result)`
+    gave with the job, as a W3C traceparent. `priority`: 0 to 9, which of the type's due jobs that wait goes
+    first. `result`: what `toc.Done(result)`
     has kept; None: nothing. `last_progress`: what `progress` has told last; None: nothing. `get` and `find`
     read these two; the job of a handler does not have them.
     """
@@ -183,6 +184,7 @@ class Job:
     claimed_ms: int | None = None
     tenant: str | None = None
     trace: str | None = None
+    priority: int = 0
     result: Any = None
     last_progress: Progress | None = None
     _control: RunControl | None = field(default=None, repr=False, compare=False)
@@ -296,6 +298,7 @@ class NewJob(NamedTuple):
     biz_text: str | None = None
     tenant: str | None = None
     trace: str | None = None
+    priority: int = 0
     seal: Callable[[int], str] | None = None
 
     def attribute_for(self, job_id: int) -> str | None:

@@ -21,7 +21,7 @@ from toc.errors import InvalidInput
 ALL = "all"
 TYPE_PREFIX, TOPIC_PREFIX = "type:", "topic:"
 HOLD_TOPIC_PREFIX = "type:"
-"""The hold topic of a held type: its reminders wait there. No biz_type has a colon."""
+"""How the hold topics of held types begin: their reminders wait there. No biz_type has a colon."""
 JOB_PREFIX = "job:"
 """The target of a pass, which lets one job run through a pause, is "job:ID"."""
 PASS_MS = 60_000  # how long a pass is valid
@@ -167,9 +167,16 @@ def topic_of_target(target: str) -> str | None:
     return target.removeprefix(TOPIC_PREFIX) if target.startswith(TOPIC_PREFIX) else None
 
 
-def hold_topic_of(biz_type: str) -> str:
-    """The topic in which the reminders of a held type wait."""
-    return HOLD_TOPIC_PREFIX + biz_type
+def hold_topic_of(biz_type: str, priority: int = 0) -> str:
+    """The topic in which the reminders of a held type wait; of jobs with a priority, a topic of its own."""
+    suffix = f":{priority}" if priority else ""
+    return f"{HOLD_TOPIC_PREFIX}{biz_type}{suffix}"
+
+
+def parse_hold_topic(topic: str) -> tuple[str, int]:
+    """The biz_type and the priority of a hold topic."""
+    name, _, priority = topic.removeprefix(HOLD_TOPIC_PREFIX).partition(":")
+    return name, int(priority or 0)
 
 
 @dataclass(frozen=True, slots=True)

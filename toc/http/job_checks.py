@@ -46,6 +46,7 @@ class JobChecks:
             "dedup_key": key,
             "tenant": self._caller.tenant,
             "trace": job.trace,
+            "priority": job.priority,
         }
         wanted = check_job_fields(self._now_ms, self._attribute_bytes_max, fields, job.biz_type)
         # After the size was checked: the time of this check grows with it, and the event loop waits.

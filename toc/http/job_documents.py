@@ -101,6 +101,7 @@ def job_document(job: Job, countdown: Countdown | None = None) -> dict[str, Any]
         "payload": job.attribute,
         "key": job.dedup_key,
         "trace": job.trace,
+        "priority": job.priority,
         "progress": None if job.last_progress is None else job.last_progress._asdict(),
         "result": job.result,
         "countdown": countdown_document(countdown),

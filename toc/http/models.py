@@ -100,6 +100,15 @@ class JobIn(_Request):
             "traceparent.",
         ),
     ] = None
+    priority: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=9,
+            description="Where due jobs of the type wait, those of a higher priority go first, if the type "
+            "is declared with a priority.",
+        ),
+    ] = 0
 
 
 class JobsIn(_Request):
@@ -263,6 +272,7 @@ class JobOut(_Answer):
     payload: dict[str, Any]
     key: str | None
     trace: str | None
+    priority: int
     progress: Annotated[
         ProgressOut | None, Field(description="What the job's handler or consumer has told last.")
     ]
@@ -577,6 +587,12 @@ class TypeIn(_Request):
             description="Encrypts the payloads: one that the server has. It cannot be removed over HTTP.",
         ),
     ] = None
+    priority: Annotated[
+        int | None,
+        Field(
+            description="0 to 9: before which other types it goes; with it its jobs' priorities count."
+        ),
+    ] = None
     reason: Annotated[
         str | None, Field(max_length=1000, description="Why; kept in the type's history.")
     ] = None
@@ -591,7 +607,8 @@ class TypeOut(_Answer):
 
     The other fields have the defaults; a handler's decorator may say otherwise. payload_schema: a JSON Schema
     that payloads must fit; null: any. rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all
-    nodes; null: no such limit. actor, reason: null for a token with a tenant. away: databases that did not
+    nodes; null: no such limit. priority: 0 to 9, before which other types it goes; null: the priorities of
+    its jobs do not count. actor, reason: null for a token with a tenant. away: databases that did not
     answer the change, and get it from a node.
     """
 
@@ -607,6 +624,7 @@ class TypeOut(_Answer):
     concurrency: int | None
     per: str | None
     codec: str | None
+    priority: int | None
     sets: list[str]
     version: int
     changed: str

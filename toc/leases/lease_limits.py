@@ -33,19 +33,21 @@ class LeaseStarts:
             return jobs, []
         wanted = [
             Wanted(
-                job.due_ms or 0, job.job_id, partition_of_job(limits, job),
+                order_ms_of_job(self._context, job), job.job_id, partition_of_job(limits, job),
                 (job.token or "") if job.status is Status.RUNNING else "",
             )
             for job in jobs
         ]  # fmt: skip
         taken = limits.take(biz_type, wanted, token, lease_ms + HOLD_MARGIN_MS)
         acks = []
+        due_ms_of = {job.job_id: job.due_ms or 0 for job in jobs}
         for job in wanted:
             if job.job_id in taken.admitted:
                 self._partitions[token, job.job_id] = (biz_type, job.partition)
                 continue
-            wait_ms = taken.waits_ms[job.job_id]
-            due_ms = job.due_ms if wait_ms is None else max(job.due_ms, now_ms + wait_ms)
+            wait_ms, due_ms = taken.waits_ms[job.job_id], due_ms_of[job.job_id]
+            if wait_ms is not None:
+                due_ms = max(due_ms, now_ms + wait_ms)
             acks.append(Ack(topic, job.job_id, Reminder(due_ms, job.job_id)))
         return [job for job in jobs if job.job_id in taken.admitted], acks
 
@@ -58,6 +60,11 @@ class LeaseStarts:
                 del self._partitions[key]
                 if key[1] not in leased:
                     self._limits.give_back([key[1]], biz_type, token, partition)
+
+
+def order_ms_of_job(context: LeaseContext, job: Job) -> int:
+    """The place of a due job among those of its type: its due time, less the lead that its priority gives."""
+    return (job.due_ms or 0) - context.process.gate.lead_ms_of_job(job.biz_type, job.priority)
 
 
 def note_lease_ended(context: LeaseContext, job: Job, token: str) -> None:

@@ -192,7 +192,7 @@ class LeaseSources:
             self._stages[database.index],
             self._awaited_numbers,
             settings.scanner.page,
-            ScannedTypes(self._process.gate, lambda: self._names),
+            ScannedTypes(self._process.gate, lambda: self._names, are_scarce=True),
         )
         scanner = Scanner(
             f"toc-leases-scanner-{database.index}",

@@ -21,7 +21,7 @@ from toc.errors import SchemaMismatch, is_away
 from toc.leases.demand import Reoffer
 from toc.leases.expired_leases import ExpiredLeases
 from toc.leases.lease_context import LeaseContext
-from toc.leases.lease_limits import LeaseStarts
+from toc.leases.lease_limits import LeaseStarts, order_ms_of_job
 from toc.leases.waiter import LeasedJob, Waiter
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch, PermitSource
@@ -276,7 +276,7 @@ class _LeaseBatch:
         """Gives jobs to consumers; returns the acks of the other jobs."""
         context, topic = self._context, self._batch.topic
         jobs = self._bury_used_up_jobs(biz_type, jobs)
-        jobs.sort(key=lambda job: (job.due_ms or 0, job.job_id))
+        jobs.sort(key=lambda job: (order_ms_of_job(context, job), job.job_id))
         result = context.room.distribute_jobs(biz_type, jobs)
         for waiter, given in result.taken:
             lease_ms = waiter.lease_ms[biz_type]

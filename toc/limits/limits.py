@@ -36,7 +36,9 @@ class DeclaredTypeSource(Protocol):
 
 
 class Wanted(NamedTuple):
-    """A job that is about to be claimed. `ended`: the token of its run before, if that run is over."""
+    """A job that is about to be claimed. `due_ms`: its place among the others: its due time, less the lead
+    that its priority gives. `ended`: the token of its run before, if that run is over.
+    """
 
     due_ms: int
     job_id: int
@@ -157,7 +159,7 @@ class Limits:
         *,
         goes_first: bool = False,
     ) -> Taken:
-        """Admits jobs that are about to be claimed under `token`, the earliest due first.
+        """Admits jobs that are about to be claimed under `token`, in their order.
 
         Each admitted job uses one start of the rate, and holds the concurrency until `job_ended` or
         `give_back`. `lease_ms`: for a lease of a remote consumer, which any process may end: so long it

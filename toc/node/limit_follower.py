@@ -1,4 +1,4 @@
-"""The limits of a process: follows the catalogue, and tells the gate which types are limited (ADR 45)."""
+"""The limits and priorities of a process: follows the catalogue, and tells the gate (ADR 45, 51)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,27 @@ CHECK_S = 1.0  # time between two looks at the catalogue, which is in memory
 
 
 class LimitedTypes(Service):
-    """Tells the gate which types have limits.
+    """Tells the gate which types have limits, and which have priorities.
 
-    A type stays with the gate for a while after its limits were removed, without a limit: reminders may still
-    wait in its hold topic.
+    A type stays with the gate for a while after its limits or its priority were removed, without a limit:
+    reminders may still wait in its hold topics.
     """
 
-    def __init__(self, limits: Limits, gate: Gate, clock: Clock, leaving_s: float) -> None:
+    def __init__(
+        self,
+        declared: DeclaredTypeCache,
+        limits: Limits,
+        gate: Gate,
+        clock: Clock,
+        leaving_s: float,
+    ) -> None:
         super().__init__("toc-limited-types")
-        self._limits, self._gate, self._clock = limits, gate, clock
+        self._declared, self._limits, self._gate, self._clock = declared, limits, gate, clock
         self._leaving_s = leaving_s
         self._until_s: dict[str, float] = {}
+        self._priorities: dict[
+            str, tuple[int, float]
+        ] = {}  # each with the time until which it stays
 
     def run_once(self) -> float:
         """Compares the catalogue with the gate."""
@@ -37,6 +47,7 @@ class LimitedTypes(Service):
 
     def update_gate(self) -> None:
         now_s = self._clock.monotonic_s()
+        self._update_priorities(now_s)
         limited = frozenset(self._limits.limited_types)
         self._until_s |= dict.fromkeys(limited, now_s + self._leaving_s)
         self._until_s = {name: at_s for name, at_s in self._until_s.items() if at_s > now_s}
@@ -44,6 +55,15 @@ class LimitedTypes(Service):
             {name: LimitAdmission(self._limits, name) for name in limited},
             self._until_s.keys() - limited,
         )
+
+    def _update_priorities(self, now_s: float) -> None:
+        for name, each in self._declared.all().items():
+            if each.priority is not None:
+                self._priorities[name] = each.priority, now_s + self._leaving_s
+        self._priorities = {
+            name: known for name, known in self._priorities.items() if known[1] > now_s
+        }
+        self._gate.set_priorities({name: known[0] for name, known in self._priorities.items()})
 
 
 class LimitFollower:
@@ -81,7 +101,7 @@ class LimitFollower:
         timer = settings.timer
         # No reminder in a hold topic is due later than the horizon and the slack from now.
         leaving_s = timer.horizon_s + timer.slack_s + timer.stay_s + LEAVING_S
-        self._types = LimitedTypes(self.limits, gate, clock, leaving_s)
+        self._types = LimitedTypes(declared, self.limits, gate, clock, leaving_s)
         self._keeper = LimitKeeper(self.limits, clock)
         for service in (self._types, self._keeper):
             declared.add_listener(service.wake)

@@ -327,8 +327,9 @@ class Node:
         """The hold topics of the held types that this node handles."""
         if self.pauses is None:
             return {}
-        held = self.pauses.gate.held_types.values()
-        return hold_slot_amounts(self.settings, filter(is_handled, held))
+        gate = self.pauses.gate
+        held = filter(is_handled, gate.held_types.values())
+        return hold_slot_amounts(self.settings, held, gate.priorities)
 
     def _on_gate_change(self) -> None:
         """Pops the hold topics of the types that are held now, and wakes the fetchers."""

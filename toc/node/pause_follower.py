@@ -114,6 +114,7 @@ class PauseFollower:
             clock,
             leaving_ms=round(leaving_s * 1000),
             now_ms=self._now_ms,
+            ageing_s=settings.priorities.ageing_s,
         )
         self.gate.add_listener(lambda: settings.held_types.replace_targets(self.gate.held_targets))
         meter = PeakMeter(clock, settings.home_topic_of)

@@ -71,6 +71,8 @@ class WorkSources:
             self._clock,
             namespace=settings.namespace,
             period_s=settings.timer.slow_poll_s,
+            ageing_s=settings.priorities.ageing_s,
+            lead_s_of_type=process.gate.lead_s_of_type,
         )
         for topic in settings.topic_names:
             for database in sorted(

@@ -37,6 +37,11 @@ class BatchClaimAnswer:
     def is_answered(self) -> bool:
         return self._given.is_set()
 
+    @property
+    def claimed(self) -> int:
+        """How many jobs will run; 0 until there is an answer, and after an error."""
+        return self._claimed
+
     def wait_for_claim(self) -> int:
         """Waits until the batch is claimed; returns how many jobs are to be run. Raises the claim's error."""
         self._given.wait(CLAIM_S_MAX)

@@ -107,6 +107,11 @@ class TypeSettings(_SettingGroup):
     per: str | None = Field(
         None, description="the limits hold for each 'biz_id', 'tenant' or 'payload.FIELD'"
     )
+    priority: int | None = Field(
+        None,
+        description="0 to 9: before which other types it goes where both wait; with it the priorities of "
+        "its jobs count (default: they do not)",
+    )
 
 
 class CodecSettings(_SettingGroup):
@@ -862,6 +867,17 @@ class AlarmSettings(_SettingGroup):
         if self.secret is not None and self.format not in ("dingtalk", "feishu"):
             raise ValueError(f"secret is set, but {self.format} signs no messages: unset it")
         return self
+
+
+class PrioritySettings(_SettingGroup):
+    """Which of the due jobs that wait go first (docs/how-to/priorities.md)."""
+
+    ageing_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="seconds of waiting that count as one step of priority, so that nothing starves",
+    )
 
 
 class LimitSettings(_SettingGroup):

@@ -56,6 +56,7 @@ from toc.runtime.setting_groups import (
     LimitSettings,
     MysqlSettings,
     PauseSettings,
+    PrioritySettings,
     ReconcileSettings,
     RecurringSettings,
     RetentionSettings,
@@ -169,6 +170,7 @@ class Settings(BaseSettings):
     _held_types: HeldTypes = PrivateAttr(default_factory=HeldTypes)
     catalogue: CatalogueSettings = CatalogueSettings()
     pauses: PauseSettings = PauseSettings()
+    priorities: PrioritySettings = PrioritySettings()
     client: ClientSettings = ClientSettings()
 
     @model_validator(mode="before")

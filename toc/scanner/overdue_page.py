@@ -52,6 +52,13 @@ class TypeRestrictions(Protocol):
     def limited_numbers(self) -> frozenset[int]:
         """The types that have limits."""
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether some types have priorities."""
+
+    def lead_ms(self, type_no: int, priority: int, /) -> int:
+        """By how much earlier than at its due time a row is ordered among the due rows of its type."""
+
     def admission_of(self, type_no: int, /) -> Admission | None:
         """What to ask before rows of this type are claimed; None: nothing."""
 
@@ -107,20 +114,30 @@ class OverduePages:
     def read_overdue_page(
         self, shard: int, after: tuple[int, int], grace_ms: int, permits: int, found_s: float
     ) -> OverduePage:
-        """Reads up to `permits` rows that are overdue by more than `grace_ms`.
+        """Reads rows that are overdue by more than `grace_ms`, and takes up to `permits` of them.
 
-        Leaves out the rows of paused types, and those rows of restricted types that are not admitted now.
+        If types have priorities, it reads a whole page, to take those rows of it that go first. Leaves out
+        the rows of paused types, and those rows of restricted types that are not admitted now.
         Returns, before the claim, the permits for which no row was found; all permits if the read raises.
         """
         unused, job_ids, admissions = permits, list[int](), dict[int, Admission]()
+        limit = max(permits, self._page_rows) if self._has_priorities() else permits
         try:
-            rows = self._read_rows(shard, after, grace_ms, permits, found_s)
-            job_ids, admissions = self._admit_rows(rows, found_s)
+            rows = self._read_rows(shard, after, grace_ms, limit, found_s)
+            job_ids, admissions = self._admit_rows(rows, permits, found_s)
             unused -= len(job_ids)
         finally:
             self._permits.return_permits(self._database, unused)
         after = rows[-1].key if rows else after
-        return OverduePage(shard, job_ids, found_s, after, len(rows) == permits, admissions)
+        return OverduePage(shard, job_ids, found_s, after, len(rows) == limit, admissions)
+
+    def _has_priorities(self) -> bool:
+        restrictions = self._restrictions
+        return (
+            restrictions is not None
+            and not restrictions.are_all_open
+            and restrictions.has_priorities
+        )
 
     def _read_rows(
         self, shard: int, after: tuple[int, int], grace_ms: int, limit: int, now_s: float
@@ -136,19 +153,28 @@ class OverduePages:
         return self._pages.read_overdue_rows(shard, after, grace_ms, types, limit)
 
     def _admit_rows(
-        self, rows: Sequence[DueRow], now_s: float
+        self, rows: Sequence[DueRow], most: int, now_s: float
     ) -> tuple[list[int], dict[int, Admission]]:
-        """The ids of the rows that may be claimed now, the oldest due first, and their admissions."""
+        """The ids of the rows that may be claimed now, `most` of them, and their admissions.
+
+        The oldest due first; of a type with priorities, each step of priority counts as time of waiting.
+        """
         restrictions = self._restrictions
         if restrictions is None or restrictions.are_all_open:
-            return [row.job_id for row in rows], {}
+            return [row.job_id for row in rows[:most]], {}
         admission_of = {no: restrictions.admission_of(no) for no in {row.type_no for row in rows}}
         wanted = Counter(
             admission for row in rows if (admission := admission_of[row.type_no]) is not None
         )
         left = {admission: admission.admit(count) for admission, count in wanted.items()}
         job_ids, admissions = list[int](), dict[int, Admission]()
+        if restrictions.has_priorities:
+            rows = sorted(
+                rows, key=lambda row: row.due_ms - restrictions.lead_ms(row.type_no, row.priority)
+            )
         for row in rows:
+            if len(job_ids) == most:
+                break
             admission = admission_of[row.type_no]
             if admission is not None:
                 if not left[admission]:
@@ -159,6 +185,9 @@ class OverduePages:
                 left[admission] -= 1
                 admissions[row.job_id] = admission
             job_ids.append(row.job_id)
+        for admission, count in left.items():
+            if count:
+                admission.return_unused(count)
         return job_ids, admissions
 
     def claim_overdue_page(self, page: OverduePage) -> int:

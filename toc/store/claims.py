@@ -100,6 +100,7 @@ class ClaimedRow(NamedTuple):
     biz_text: str | None
     tenant: str | None
     trace: str | None
+    priority: int
     overdue: bool  # due_ms has passed, by the database's clock within its believed bounds
 
 
@@ -743,7 +744,7 @@ _SELECT_SETTLED = _SELECT_PRESENT.where(
 # Most rows that are read after a claim are claimed: their status and token are known.
 _SELECT_CLAIMED = select(
     c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end_time, c.attempts,
-    c.dedup_key, c.claim_time, c.biz_text, c.tenant, c.trace,
+    c.dedup_key, c.claim_time, c.biz_text, c.tenant, c.trace, c.priority,
 ).where(
     c.job_id.in_(IDS), c.status == int(Status.RUNNING), c.claim_token == bindparam("token")
 )  # fmt: skip

@@ -32,6 +32,7 @@ class DueRow(NamedTuple):
     key: tuple[int, int]
     due_ms: int
     type_no: int
+    priority: int = 0
 
     @property
     def job_id(self) -> int:
@@ -130,7 +131,7 @@ class DuePages:
         limit: int,
     ) -> list[DueRow]:
         query = (  # guard: load-running-too
-            select(c.due_time, c.job_id, due_or_lease_end, c.type_no)
+            select(c.due_time, c.job_id, due_or_lease_end, c.type_no, c.priority)
             .where(*after_due_key_condition(*after), *until)
             .order_by(c.due_time, c.job_id)
             .limit(limit)

@@ -27,7 +27,7 @@ Statements that search by the index on (due_time, job_id) have a condition on `d
 JOB_COLUMNS: tuple[ColumnElement[Any], ...] = (
     c.job_id, c.biz_id, c.type_no, c.status, c.action_time, c.attribute,
     due_or_lease_end, c.attempts, c.claim_token, c.dedup_key, c.claim_time, c.biz_text, c.tenant,
-    c.trace,
+    c.trace, c.priority,
 )  # fmt: skip
 """The columns that `job_from_row` reads, in its order."""
 
@@ -58,6 +58,7 @@ def job_from_row(row: Any, biz_type: str, codecs: PayloadCodecs, result: str | N
         claimed_ms=row[10],
         tenant=row[12],
         trace=row[13],
+        priority=row[14],
         result=document.result,
         last_progress=document.progress,
     )

@@ -606,6 +606,9 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
     has_traces = any(job.trace for job in jobs)
     if has_traces:
         columns += ", trace"
+    has_priorities = any(job.priority for job in jobs)
+    if has_priorities:
+        columns += ", priority"
     mark = "?" if database.sqlite else "%s"
     for job in jobs:
         biz_id = to_signed64(job.biz_id) if database.sqlite else job.biz_id
@@ -626,6 +629,8 @@ def _insert_statement(database: Database, shard: int, jobs: Sequence[NewJob]) ->
         if has_traces:
             texts += f", {mark}"
             values.append(job.trace)
+        if has_priorities:
+            texts += f", {job.priority:d}"
         rows.append(
             f"({job.job_id:d}, {biz_id:d}, {job.type_no:d}, '{when}', '{when}', {attribute}, {key}{texts})"
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
@@ -33,7 +34,18 @@ BACKLOG_POP_MIN = 32  # the smallest pop if there are fewer permits than due rem
 DEPUTY_LATE_S = 0.5  # a head that is overdue by more than this is popped by the slot's deputy too
 PAUSED_S = 1.0  # a paused poller checks so often whether it may continue
 WAIT_S_MAX = 60.0  # may be any time, because a new head wakes the poller
+HEADS_WITHIN_S = 86_400.0  # a head that is due later is reported when it becomes due
 _NEVER = float("inf")
+_POP_NOW = 0.0  # nothing is known of the slot
+
+
+@dataclass(slots=True)
+class PopForClaim:
+    """A pop whose ids wait for their claim. sent: how many ids."""
+
+    slots: Collection[int] = ()
+    answers: list[BatchClaimAnswer] = field(default_factory=list)
+    sent: int = 0
 
 
 class Poller(Service):
@@ -64,15 +76,21 @@ class Poller(Service):
         self._admission = admission
         self.on_wake: Callable[[], None] | None = None
         """Called when the poller is woken, if other code runs its steps."""
+        self.topic = topic
         self._reminders, self._topic, self._slot_amount = reminders, topic, slot_amount
         self._permits, self._inboxes = permits, inboxes
         self._routing, self._clock, self._paused = routing, clock, paused
         self._pop_max, self._stay_ms = pop_max, stay_ms
-        # When the head of each slot is due, by this process' monotonic clock; 0 at first: pop now.
+        # When the head of each slot is due, by this process' monotonic clock; _POP_NOW at first.
         # A slot of which this poller is the deputy is never due, until its head was seen to be late.
         self._due_s: dict[int, float] = {}
         # Batches that wait for their claim, each with its database.
         self._claiming: list[tuple[int, BatchClaimAnswer]] = []
+        self.reads_heads = False
+        """Whether `update_heads` must know each head exactly, because it decides which poller pops next."""
+        self._last_pop = PopForClaim()
+        # Slots whose head may be the end of the stay of an id that was acked since.
+        self._unsure_slots: set[int] = set()
         self._pop_sizes: dict[int, int] = {}
         self._deputy_slots: frozenset[int] = frozenset()
         self._new_slots: deque[tuple[frozenset[int], frozenset[int]]] = deque(maxlen=1)
@@ -88,6 +106,46 @@ class Poller(Service):
         was_woken = self._wake.is_set()
         self._wake.clear()
         return was_woken
+
+    @property
+    def head_due_s(self) -> float:
+        """When the oldest reminder is due, by this process' monotonic clock; infinity: none is known."""
+        return min(self._due_s.values(), default=_NEVER)
+
+    @property
+    def waits_for_claim(self) -> bool:
+        """Whether a batch waits for its claim; its answer wakes the poller."""
+        return any(not answer.is_answered for _, answer in self._claiming)
+
+    def take_reports(self) -> None:
+        """Takes over what other threads have reported. For the thread that runs the steps."""
+        self._apply_reports()
+
+    def update_heads(self) -> None:
+        """Takes over what other threads have reported, and reads the heads that are not known.
+
+        For the thread that runs the steps. Raises TimerUnavailable.
+        """
+        self._apply_reports()
+        last = self._last_pop
+        if last.sent and all(answer.is_answered for answer in last.answers):
+            self._last_pop = PopForClaim()
+            if sum(answer.claimed for answer in last.answers) < last.sent:
+                # Some ids may be back in their slots, and the messages that say so still on their way.
+                self._due_s |= {slot: _POP_NOW for slot in last.slots if slot in self._due_s}
+        now_s = self._clock.monotonic_s()
+        unknown = [
+            slot
+            for slot, due_s in self._due_s.items()
+            if due_s == _POP_NOW or (due_s <= now_s and slot in self._unsure_slots)
+        ]
+        if unknown:
+            self._unsure_slots.difference_update(unknown)
+            heads = self._reminders.read_heads(self._topic, unknown, HEADS_WITHIN_S)
+            now_s = self._clock.monotonic_s()
+            # The watcher reports a slot whose node does not answer, when its node answers again.
+            found = {slot: now_s + in_s for slot, in_s in heads.items()}
+            self._due_s |= dict.fromkeys(unknown, _NEVER) | found
 
     def set_slots(self, owned: Collection[int], deputised: Collection[int] = ()) -> None:
         """Replaces the slots to pop, own and deputised ones, from the next step on. Any thread."""
@@ -166,6 +224,8 @@ class Poller(Service):
         """Pops due slots and sends the ids to the claim stages; returns how many ids."""
         unused = dict.fromkeys(open_, permits)
         sent = 0
+        if self.reads_heads:
+            self._last_pop = PopForClaim(due)
         try:
             popped, time_ms = self._pop_slots(self._pop_counts_by_slot(due, permits))
             for database, ids in self._group_ids_by_database(popped).items():
@@ -198,6 +258,9 @@ class Poller(Service):
     ) -> None:
         """Puts ids into the claim stage of their database; `time_ms`: the latest of the servers' times."""
         answer = BatchClaimAnswer(self.wake)
+        if self.reads_heads:
+            self._last_pop.answers.append(answer)
+            self._last_pop.sent += sum(map(len, ids.values()))
         shared = len(self._inboxes) > 1
         self._claiming.append((database, answer))
         self._inboxes[database].enqueue(
@@ -213,7 +276,7 @@ class Poller(Service):
         if self._new_slots:
             owned, deputised = self._new_slots.popleft()
             kept = {s: due_s for s, due_s in self._due_s.items() if s not in self._deputy_slots}
-            self._due_s = {slot: kept.get(slot, 0.0) for slot in sorted(owned)}
+            self._due_s = {slot: kept.get(slot, _POP_NOW) for slot in sorted(owned)}
             self._due_s |= dict.fromkeys(sorted(deputised - owned), _NEVER)
             self._pop_sizes = {slot: self._pop_sizes.get(slot, GUESS_MIN) for slot in self._due_s}
             self._deputy_slots = deputised - owned
@@ -258,6 +321,8 @@ class Poller(Service):
             guess = max(self._pop_sizes[slot], n * 2) if full else max(GUESS_MIN, len(answer.ids))
             self._pop_sizes[slot] = min(guess, self._pop_max)
             self._due_s[slot] = self._next_pop_at_s(slot, answer.next_s, answered_s)
+            if self.reads_heads and answer.next_s is not None and answer.next_s > 0:
+                self._unsure_slots.add(slot)
             ids, mask = answer.ids, self._slot_amount - 1
             if ids and {(job_id >> SEQUENCE_BITS) & mask for job_id in ids} != {slot}:
                 ids = self._move_misplaced_reminders(slot, ids, answer.time_ms)  # guard: send-home

@@ -15,7 +15,8 @@ from enum import Enum
 
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Status
-from toc.domain.pauses import HOLD_TOPIC_PREFIX, hold_topic_of
+from toc.domain.pauses import HOLD_TOPIC_PREFIX, hold_topic_of, parse_hold_topic
+from toc.domain.priorities import priority_of_row
 from toc.domain.retry_policies import unhandled_delay_ms
 from toc.errors import SchemaMismatch, TimerUnavailable, is_away
 from toc.runtime import metrics
@@ -166,8 +167,9 @@ class BatchClaim:
             return ()
         if not batch.popped:
             return frozenset(batch.job_ids) if batch.has_pass else batch.admissions.keys()
-        is_limited = batch.topic.removeprefix(HOLD_TOPIC_PREFIX) in limits.limited_types
-        return frozenset(batch.job_ids) if self._is_own_topic and is_limited else ()
+        if not self._is_own_topic or parse_hold_topic(batch.topic)[0] not in limits.limited_types:
+            return ()
+        return frozenset(batch.job_ids)
 
     def _without_refused_ids(self, batch: JobBatch, limited: Collection[int]) -> JobBatch:
         """The batch with the ids that their limits admit; the other ids go on or back to the timer.
@@ -312,7 +314,7 @@ class BatchClaim:
             if row is None or row.due_ms is None or result is ClaimResult.FORGET:
                 acks.append(Ack(batch.topic, job_id, None))
             elif row.type_no in held and self._is_to_move(row.due_ms, result):
-                topic = self._hold_topic_of(held[row.type_no])
+                topic = self._hold_topic_of(held[row.type_no], row.priority)
                 moved.setdefault(topic, []).append(Reminder(row.due_ms, job_id))
             elif result is ClaimResult.RUN and spec is not None:
                 runs.append(maker.make_run(row, spec))
@@ -364,12 +366,13 @@ class BatchClaim:
             run.has_pass = self._batch.has_pass
             self._outlets.runs.enqueue(run)
 
-    def _hold_topic_of(self, biz_type: str) -> str:
-        """Where the reminders of a held type wait: a pull type has a topic of its own already."""
+    def _hold_topic_of(self, biz_type: str, priority: int) -> str:
+        """Where the reminder of a job of a held type waits: a pull type has a topic of its own already."""
         settings = self._context.process.settings
         if biz_type in settings.pull_types.names:
             return settings.topic_of_biz_type(biz_type)
-        return hold_topic_of(biz_type)
+        has_priorities = priority and biz_type in self._gate.priorities
+        return hold_topic_of(biz_type, priority_of_row(priority) if has_priorities else 0)
 
     def _move_to_hold_topics(self, moved: Mapping[str, Sequence[Reminder]]) -> list[Ack]:
         """Puts reminders into hold topics, at the due times of their rows; returns the acks of the old ones.

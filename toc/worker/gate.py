@@ -21,7 +21,9 @@ from toc.domain.pauses import (
     Phase,
     biz_type_of_target,
     hold_topic_of,
+    parse_hold_topic,
 )
+from toc.domain.priorities import priority_of_row
 from toc.domain.pull_types import PULL_TOPIC_PREFIX
 from toc.limits.ramp_starts import RampStarts
 from toc.runtime.clock import Clock, SystemClock
@@ -64,6 +66,7 @@ class Gate:
 
     `home_topic_of(biz_type)`: the topic of the settings that a type belongs to. `leaving_ms`: how long after
     a ramp its hold topic may still have reminders. `now_ms()`: the databases' time, as this process believes.
+    `ageing_s`: seconds of waiting that one step of priority counts (ADR 51).
     """
 
     def __init__(
@@ -73,7 +76,11 @@ class Gate:
         *,
         leaving_ms: int = 0,
         now_ms: Callable[[], int] | None = None,
+        ageing_s: float = 60.0,
     ) -> None:
+        self.ageing_s = ageing_s
+        self.priorities: Mapping[str, int] = {}
+        """The priorities of the types that are declared with one, by type."""
         self._home_topic_of, self._clock = home_topic_of, clock or SystemClock()
         self._leaving_ms, self._now_ms = leaving_ms, now_ms or self._clock.wall_ms
         self._lock = threading.Lock()
@@ -119,6 +126,15 @@ class Gate:
             if limits == self._state.limits and self._state.unlimited == set(unlimited):
                 return
             self._replace_state(dict(limits), frozenset(unlimited))
+        self._tell_listeners()
+
+    def set_priorities(self, priorities: Mapping[str, int]) -> None:
+        """Sets the priorities of types, by type. The jobs of these types have priorities among each other."""
+        with self._lock:
+            if priorities == self.priorities:
+                return
+            self.priorities = dict(priorities)
+            self.version += 1
         self._tell_listeners()
 
     def _replace_state(self, limits: Mapping[str, Admission], unlimited: frozenset[str]) -> None:
@@ -205,6 +221,16 @@ class Gate:
         limits = self._state.limits
         return frozenset(map(type_no_of, limits)) if limits else frozenset()
 
+    def lead_ms_of_job(self, biz_type: str, priority: int) -> int:
+        """By how much earlier than at its due time a job is ordered among the due jobs of its type, in ms."""
+        if not priority or biz_type not in self.priorities:
+            return 0
+        return round(priority_of_row(priority) * self.ageing_s * 1000)
+
+    def lead_s_of_type(self, biz_type: str) -> float:
+        """By how much earlier than at its due time a type is ordered among other types, in seconds."""
+        return self.priorities.get(biz_type, 0) * self.ageing_s
+
     def is_held_back(self, biz_type: str, due_ms: int) -> bool:
         """Whether a job of the type that was due at `due_ms` is late because of a pause or its ramp."""
         if not self._phases:
@@ -261,15 +287,21 @@ class Gate:
 
 
 class ScannedTypes:
-    """What a scanner asks the gate. `names()`: the known types, name by number."""
+    """What a scanner asks the gate. `names()`: the known types, name by number.
 
-    def __init__(self, gate: Gate, names: Callable[[], Mapping[int, str]]) -> None:
-        self._gate, self._names = gate, names
+    `are_scarce`: the scanner takes fewer rows than are due, as for remote consumers: so priorities count for
+    types that nothing else restricts, too.
+    """
+
+    def __init__(
+        self, gate: Gate, names: Callable[[], Mapping[int, str]], *, are_scarce: bool = False
+    ) -> None:
+        self._gate, self._names, self._are_scarce = gate, names, are_scarce
 
     @property
     def are_all_open(self) -> bool:
         """Whether nothing is restricted."""
-        return self._gate.is_open
+        return self._gate.is_open and not (self._are_scarce and self._gate.priorities)
 
     def without_closed(self, types: Types) -> Types:
         """The types without those of which no job may start now; empty: there is nothing to read."""
@@ -299,6 +331,17 @@ class ScannedTypes:
         held = gate.held_types
         return frozenset(no for no, name in names if no in held or gate.admission_of_type(name))
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether some types have priorities."""
+        return bool(self._gate.priorities)
+
+    def lead_ms(self, type_no: int, priority: int) -> int:
+        """By how much earlier than at its due time a row is ordered among the due rows of its type, in ms."""
+        if not priority:
+            return 0
+        return self._gate.lead_ms_of_job(self._names().get(type_no, ""), priority)
+
     def admission_of(self, type_no: int) -> Admission | None:
         """What to ask before rows of this type are claimed; None: nothing."""
         return self._gate.admission_of_type(self._names().get(type_no, ""))
@@ -316,7 +359,6 @@ def _known_open(gate: Gate, names: Mapping[int, str], types: Types) -> list[int]
 
 def _type_of_own_topic(topic: str) -> str | None:
     """The type of a hold topic or of a pull type's topic; None for a topic of the settings."""
-    for prefix in (HOLD_TOPIC_PREFIX, PULL_TOPIC_PREFIX):
-        if topic.startswith(prefix):
-            return topic.removeprefix(prefix)
-    return None
+    if topic.startswith(HOLD_TOPIC_PREFIX):
+        return parse_hold_topic(topic)[0]
+    return topic.removeprefix(PULL_TOPIC_PREFIX) if topic.startswith(PULL_TOPIC_PREFIX) else None

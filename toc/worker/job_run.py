@@ -171,7 +171,8 @@ class RunMaker:
         job = Job(
             row.job_id, biz_id, spec.biz_type, row.status,
             row.action_ms, attribute, row.due_ms, row.attempts, row.token, row.dedup_key,
-            tenant=row.tenant, trace=row.trace, _control=control, _countdown=self._read_countdown,
+            tenant=row.tenant, trace=row.trace, priority=row.priority, _control=control,
+            _countdown=self._read_countdown,
         )  # fmt: skip
         topic = self._topic or self._topic_of_biz_type(spec.biz_type)
         return JobRun(

@@ -63,10 +63,11 @@ class BatchStarts:
                 continue
             terms = self._limits.terms_of(spec.biz_type)
             partition = ONE_PARTITION if terms is None else partition_of_row(terms, row)
-            wanted[spec.biz_type].append(Wanted(row.due_ms, row.job_id, partition))
+            lead_ms = self._context.process.gate.lead_ms_of_job(spec.biz_type, row.priority)
+            wanted[spec.biz_type].append(Wanted(row.due_ms - lead_ms, row.job_id, partition))
         admitted, refused = set[int](), list[Ack]()
         for biz_type, some in wanted.items():
-            admitted |= self._take_starts(batch, biz_type, some, refused)
+            admitted |= self._take_starts(batch, biz_type, some, rows, refused)
         put_back = {ack.job_id for ack in refused}
         claims: dict[int, list[int]] = {}
         others: dict[int, list[int]] = {}
@@ -115,7 +116,12 @@ class BatchStarts:
             self._limits.give_back(job_ids, biz_type, self._token, partition)
 
     def _take_starts(
-        self, batch: JobBatch, biz_type: str, wanted: Sequence[Wanted], refused: list[Ack]
+        self,
+        batch: JobBatch,
+        biz_type: str,
+        wanted: Sequence[Wanted],
+        rows: Mapping[int, ClaimedRow],
+        refused: list[Ack],
     ) -> frozenset[int]:
         """The ids that may be claimed; appends the acks of the others."""
         taken = self._limits.take(biz_type, wanted, self._token)
@@ -125,7 +131,9 @@ class BatchStarts:
                 self._unused[job.job_id] = (biz_type, job.partition)
                 continue
             wait_ms = taken.waits_ms[job.job_id]
-            due_ms = job.due_ms if wait_ms is None else max(job.due_ms, now_ms + wait_ms)
+            due_ms = rows[job.job_id].due_ms or now_ms
+            if wait_ms is not None:
+                due_ms = max(due_ms, now_ms + wait_ms)
             back = self._context.reminder_to_put_back(now_ms, due_ms, job.job_id)
             refused.append(Ack(batch.topic, job.job_id, back))
         return taken.admitted
