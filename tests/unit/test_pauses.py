@@ -282,6 +282,22 @@ def test_a_scanner_reads_no_closed_type(states: Mapping[str, Phase], form: str) 
     assert scanned.closed_numbers() == {no for no, name in numbers.items() if gate.is_closed(name)}
 
 
+def test_an_old_look_at_the_pauses_ends_no_pause() -> None:
+    """Threads of several databases tell the gate what they know, in any order."""
+    clock = TestClock()
+    gate = Gate(clock=clock, now_ms=lambda: 1000)
+    first = {"type:b": known(Pause("type:b", 0))}
+    gate.update_pauses(first)
+    newer = first | {"type:a": known(Pause("type:a", 0))}
+    gate.update_pauses(newer)
+    gate.update_pauses(first)
+    assert gate.is_closed("a")
+    resumed = newer | {"type:a": known(Pause("type:a", 0, 1), version=2)}
+    gate.update_pauses(resumed)
+    gate.update_pauses(newer)
+    assert not gate.is_closed("a")
+
+
 def test_limits_join_the_chain_of_a_type() -> None:
     limit = Counted(3)
     gate = gate_of({}, {"a": limit})
