@@ -477,10 +477,24 @@ def test_a_definition_of_a_newer_release_stops_only_its_own_schedule(store: Recu
         store.keep()
 
 
+def test_a_backfill_knows_a_time_whose_job_was_made_long_before(store: RecurringStore) -> None:
+    """The job of a rare schedule is made when the one before ends: perhaps a year before its time."""
+    store.declare(every_s=100 * 86_400)
+    nominal_h = store.nominal_h
+    store.advance(nominal_h)
+    store.end(store.claim())
+    store.advance(1)
+    now_ms = store.library.now_ms
+    before_ms = now_ms - 10 * 24 * HOUR_MS
+    assert recurring_rows.delete_old_occurrences(store.database, before_ms, 100) == 0
+    done = store.changes.backfill(NAME, None, before_ms, now_ms)
+    assert (len(done.made), done.present) == (0, 1)
+
+
 def test_old_occurrences_are_deleted_a_page_at_a_time(store: RecurringStore) -> None:
     store.declare()
     store.changes.backfill(NAME, None, store.start_ms - 5 * 3_600_000, store.start_ms)
-    store.advance(1)
+    store.advance(1.1)
     store.run()
     before_ms = store.library.now_ms
     assert recurring_rows.delete_old_occurrences(store.database, before_ms, 4) == 4

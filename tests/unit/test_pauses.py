@@ -284,6 +284,22 @@ def test_a_scanner_reads_no_closed_type(states: Mapping[str, Phase], form: str) 
     assert scanned.closed_numbers() == {no for no, name in numbers.items() if gate.is_closed(name)}
 
 
+def test_an_old_look_at_the_pauses_ends_no_pause() -> None:
+    """Threads of several databases tell the gate what they know, in any order."""
+    clock = TestClock()
+    gate = Gate(clock=clock, now_ms=lambda: 1000)
+    first = {"type:b": known(Pause("type:b", 0))}
+    gate.update_pauses(first)
+    newer = first | {"type:a": known(Pause("type:a", 0))}
+    gate.update_pauses(newer)
+    gate.update_pauses(first)
+    assert gate.is_closed("a")
+    resumed = newer | {"type:a": known(Pause("type:a", 0, 1), version=2)}
+    gate.update_pauses(resumed)
+    gate.update_pauses(newer)
+    assert not gate.is_closed("a")
+
+
 def test_limits_join_the_chain_of_a_type() -> None:
     limit = Counted(3)
     gate = gate_of({}, {"a": limit})
@@ -321,15 +337,17 @@ def test_without_redis_a_ramp_is_divided_and_grows_with_a_late_peak() -> None:
 def test_the_next_ramp_of_a_target_begins_with_an_empty_bucket() -> None:
     clock, now_ms = TestClock(), [1000]
     gate = Gate(clock=clock, now_ms=lambda: now_ms[0])
-    for until_ms in (1000, 50_000):
+    for version, until_ms in enumerate((1000, 100_000)):
         now_ms[0] = until_ms
-        gate.update_pauses({"all": known(Pause("all", 0, until_ms, Ramp(step_s=10)))})
+        pause = Pause("all", 0, until_ms, Ramp(step_s=10))
+        gate.update_pauses({"all": known(pause, version)})
         admission = gate.admission_of_topic("default")
         assert admission is not None
         assert admission.admit(1000) == 0
         clock.advance(60)
         assert admission.admit(1000) > 0
-        gate.update_pauses({})
+        now_ms[0] = pause.ramp_end_ms
+        gate.update_pauses({"all": known(pause, version)})
         assert gate.admission_of_topic("default") is None
         clock.advance(60)
 

@@ -322,10 +322,10 @@ def test_a_database_that_is_away_holds_up_no_other(make_rig: MakeRig) -> None:
     rig.handler()(lambda _: None)
     worker = rig.start()
     assert rig.node is not None
-    # Its jobs come first in each pop.
-    away = [rig.center.schedule(rig.biz_id_on(0, n), SOON, biz_type=TYPE) for n in range(5)]
-    here = [rig.center.schedule(rig.biz_id_on(2, n), SOON, biz_type=TYPE) for n in range(5)]
     with outage(rig.node.databases[0]) as broken:
+        # Its jobs come first in each pop. The client reaches it all the while.
+        away = [rig.center.schedule(rig.biz_id_on(0, n), SOON, biz_type=TYPE) for n in range(5)]
+        here = [rig.center.schedule(rig.biz_id_on(2, n), SOON, biz_type=TYPE) for n in range(5)]
         rig.wait_for(Status.DONE, *here)
         wait_until(lambda: broken.refused > 0)
         # Put back, not left out until their stay is over; not popped in a loop either.

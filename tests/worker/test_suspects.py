@@ -143,7 +143,7 @@ def test_a_suspect_that_was_queued_before_a_pause_waits_for_its_end(
     assert metric("toc_jobs_taken_over_total") == taken_over
     assert rig.row(lost)[:2] == (Status.RUNNING, 1)
     assert started == []
-    gate.update_pauses({})
+    gate.update_pauses({target: KnownPause(Pause(target, 0, 1), row._replace(version=2))})
     rig.offer(worker, lost)
     rig.wait_for(Status.DONE, lost)
     assert [job.attempts for job in started] == [2]

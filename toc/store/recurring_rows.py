@@ -160,11 +160,14 @@ def delete_occurrence(
 
 
 def delete_old_occurrences(database: Database, before_ms: int, limit: int) -> int:
-    """Deletes up to `limit` occurrences that were made before `before_ms`; returns how many."""
+    """Deletes up to `limit` occurrences that were made before `before_ms`, and whose nominal times lie
+    before it too; returns how many. The job of a rare schedule is made long before its time.
+    """
     table = database.occurrence
     c = table.c
-    query = select(c.tenant, c.name, c.nominal_time).where(c.made_time < before_ms).limit(limit)
-    rows = database.select(query)
+    query = select(c.tenant, c.name, c.nominal_time)
+    query = query.where(c.made_time < before_ms, c.nominal_time < before_ms)
+    rows = database.select(query.limit(limit))
     for tenant, name, nominal_ms in rows:
         database.execute(
             delete(table).where(_is_row(c, tenant, name), c.nominal_time == nominal_ms)

@@ -102,13 +102,23 @@ class Gate:
             self._listeners.append(listener)
 
     def update_pauses(self, known: Mapping[str, KnownPause]) -> None:
-        """Takes over the pauses, and the time: call it often, because pauses end by themselves."""
+        """Takes over the pauses, and the time: call it often, because pauses end by themselves.
+
+        Threads that read the copies of several databases may call in any order: what is older than what the
+        gate knows changes nothing.
+        """
         with self._lock:
-            self._known = known
+            before = self._known
+            newer = {
+                target: each
+                for target, each in known.items()
+                if target not in before or each.row.rank >= before[target].row.rank
+            }
+            self._known = {**before, **newer}
             now_ms = self._now_ms()
             phases = {
                 target: (each.row.version, phase)
-                for target, each in known.items()
+                for target, each in self._known.items()
                 if (phase := each.pause.phase_at(now_ms, self._leaving_ms)) is not Phase.OVER
             }
             if phases == self._phases:
