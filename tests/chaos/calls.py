@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any
 
 from tests.chaos.plan import Lines, Now
 from toc.center.center import TimeoutCenter
+from toc.center.job_spec import JobSpec
 from toc.client.remote_center import RemoteCenter
 from toc.domain.times import datetime_of
 from toc.errors import (
@@ -54,9 +56,18 @@ class Calls:
 
     # ---- schedule
 
-    def schedule_many(self, jobs: Sequence[tuple[int, int]], biz_type: str) -> list[int]:
-        """Pairs (biz_id, action_ms). The ids of those that are surely there."""
-        specs = [(biz_id, datetime_of(ms)) for biz_id, ms in jobs]
+    def schedule_many(
+        self, jobs: Sequence[tuple[int, int]], biz_type: str, priorities: Sequence[int] = ()
+    ) -> list[int]:
+        """Pairs (biz_id, action_ms); a priority for each, or none. The ids of those that are surely there."""
+        specs: list[JobSpec | tuple[int | str, datetime | timedelta]] = [
+            (biz_id, datetime_of(ms)) for biz_id, ms in jobs
+        ]
+        if priorities:
+            specs = [
+                JobSpec(biz_id=biz_id, action_time=datetime_of(ms), priority=priority)
+                for (biz_id, ms), priority in zip(jobs, priorities, strict=True)
+            ]
         asked_ms = self.now()
         unanswered = ScheduleUnanswered(biz_type, len(jobs), asked_ms, asked_ms)
         with self._open(unanswered), self._deadly(biz_type, asked_ms):

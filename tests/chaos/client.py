@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from toc.domain.priorities import PRIORITIES
+
 from tests.chaos.calls import Calls, RemoteCalls
 from tests.chaos.plan import (
     ASYNC,
@@ -42,7 +44,7 @@ from tests.chaos.plan import (
     dump_threads_when_asked,
     true_clock,
 )
-from tests.chaos.restricted import PAUSED, PLACES, RATE, SHOP_IDS, SHOPS
+from tests.chaos.restricted import LIMITS, PAUSED, PLACES, RATE, SHOP_IDS, SHOPS
 from toc.center.center import TimeoutCenter
 from toc.center.reminder_queue import ReminderQueue
 from toc.client.remote_center import RemoteCenter
@@ -224,7 +226,9 @@ class RestrictedClerk(Clerk):
             self._move_if_known(calls.schedule(biz_id, PAUSED, action_ms, {}), action_ms)
 
     def _schedule_bunch(self, biz_type: str, count: int, action_ms: int) -> None:
-        self._calls.schedule_many([(next(self._biz), action_ms) for _ in range(count)], biz_type)
+        jobs = [(next(self._biz), action_ms) for _ in range(count)]
+        priorities = [self._rng.choice(PRIORITIES) for _ in jobs] if biz_type in LIMITS else ()
+        self._calls.schedule_many(jobs, biz_type, priorities)
 
 
 def run_bulk(

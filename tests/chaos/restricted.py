@@ -32,12 +32,16 @@ SHOP_IDS = range(1, 7)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a type is limited to, for the catalogue and for the judge. `per_shop`: each biz_id by itself."""
+    """What a type is limited to, for the catalogue and for the judge. `per_shop`: each biz_id by itself.
+
+    `priority`: the type's; None: its jobs have none.
+    """
 
     rate_per_s: int | None = None
     burst: int = 0
     concurrency: int | None = None
     per_shop: bool = False
+    priority: int | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -47,12 +51,14 @@ class Limit:
             found |= {"rate": f"{self.rate_per_s}/s", "burst": self.burst}
         if self.per_shop:
             found["per"] = "biz_id"
+        if self.priority is not None:
+            found["priority"] = self.priority
         return found
 
 
 LIMITS = {
-    RATE: Limit(rate_per_s=10, burst=5),
-    PLACES: Limit(concurrency=2),
+    RATE: Limit(rate_per_s=10, burst=5, priority=0),  # its jobs have priorities too
+    PLACES: Limit(concurrency=2, priority=9),
     SHOPS: Limit(concurrency=1, per_shop=True),
 }
 
