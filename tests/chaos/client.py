@@ -25,8 +25,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toc.domain.priorities import PRIORITIES
-
 from tests.chaos.calls import Calls, RemoteCalls
 from tests.chaos.plan import (
     ASYNC,
@@ -48,6 +46,7 @@ from tests.chaos.restricted import LIMITS, PAUSED, PLACES, RATE, SHOP_IDS, SHOPS
 from toc.center.center import TimeoutCenter
 from toc.center.reminder_queue import ReminderQueue
 from toc.client.remote_center import RemoteCenter
+from toc.domain.priorities import PRIORITIES
 from toc.errors import StoreUnavailable
 from toc.runtime.settings import Settings
 from toc.testing import Journal
