@@ -220,8 +220,10 @@ class Endpoint:
         )
 
 
-def is_local(request: Request) -> bool:
+def is_local(request: Request, *, origin_is_own: bool = False) -> bool:
     """Whether the call comes from a program on this machine, as far as one can tell.
+
+    origin_is_own: an Origin may be there, because it was compared with this server's name.
 
     A proxy on this machine connects from loopback too, and so does a web page in a browser here: their calls
     have headers of their own, or another Host.
@@ -232,7 +234,8 @@ def is_local(request: Request) -> bool:
     except ValueError:
         return False
     names = request.headers
-    is_passed_on = any(name in names for name in ("forwarded", "x-forwarded-for", "via", "origin"))
+    refused = ["forwarded", "x-forwarded-for", "via", *([] if origin_is_own else ["origin"])]
+    is_passed_on = any(name in names for name in refused)
     return is_loopback and not is_passed_on and is_loopback_name(names.get("host", ""))
 
 

@@ -1,0 +1,34 @@
+"""The table of pages, and their routes for `toc web`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.routing import BaseRoute, Route
+
+from toc.dashboard import jobs_pages, now_page, sign_in_page
+from toc.dashboard.door import Page, PageDoor
+from toc.dashboard.static_files import send_static
+from toc.dashboard.watcher import Watcher
+from toc.http.backend import Backend
+
+PAGES = (
+    Page("/ui/", now_page.show_now),
+    Page("/ui/jobs", jobs_pages.show_jobs),
+    Page("/ui/jobs/{job_id}", jobs_pages.show_job),
+    Page("/ui/types", jobs_pages.show_types),
+    Page("/ui/sign-in", sign_in_page.show_sign_in, None),
+    Page("/ui/sign-in", sign_in_page.sign_in, None, "POST"),
+    Page("/ui/sign-out", sign_in_page.sign_out, None, "POST"),
+    Page("/ui/language", sign_in_page.choose_language, None, "POST"),
+)
+
+
+def make_site(backend: Backend) -> Sequence[BaseRoute]:
+    """The routes of the dashboard."""
+    watcher = Watcher(backend.settings, backend.clock)
+    backend.at_stop(watcher.stop)
+    routes = [
+        Route(page.path, PageDoor(page, backend, watcher), methods=[page.method]) for page in PAGES
+    ]
+    return [*routes, Route("/ui/static/{name:path}", send_static, methods=["GET"])]
