@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from toc.access.authorise import is_allowed
+from toc.dashboard.actions import said
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.errors import InvalidInput
@@ -70,7 +71,14 @@ async def show_job(visit: Visit) -> Response:
     """GET /ui/jobs/{job_id}."""
     call = visit.call({"job_id": visit.request.path_params["job_id"]})
     reply = await type_calls.explain(visit.backend, call)
-    return HTMLResponse(render(visit, "job.html", found=reply.document, job=reply.document["job"]))
+    job = reply.document["job"]
+    may = {
+        scope
+        for scope in ("cancel", "operate")
+        if is_allowed(visit.person, scope, job["biz_type"], visit.person.tenant)
+    }
+    html = render(visit, "job.html", found=reply.document, job=job, may=may, said=said(visit))
+    return HTMLResponse(html)
 
 
 def _readable_types(visit: Visit) -> list[str]:
@@ -87,4 +95,13 @@ async def show_types(visit: Visit) -> Response:
     reply = await type_calls.list_types(visit.backend, visit.call())
     overview = await asyncio.to_thread(visit.watcher.look)
     pauses = {} if overview is None else {each.target: each for each in overview.pauses}
-    return HTMLResponse(render(visit, "types.html", types=reply.document["types"], pauses=pauses))
+    operable = {
+        each["name"]
+        for each in reply.document["types"]
+        if is_allowed(visit.person, "operate", each["name"], None)
+    }
+    html = render(
+        visit, "types.html", types=reply.document["types"], pauses=pauses, operable=operable,
+        said=said(visit),
+    )  # fmt: skip
+    return HTMLResponse(html)
