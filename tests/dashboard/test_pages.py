@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
+from collections.abc import Iterator
 from datetime import timedelta
 from importlib.resources import files
 
@@ -10,6 +12,7 @@ import httpx
 import pytest
 
 from tests.dashboard.site_world import OWN, Elements, Site, token_of
+from tests.worker.waiting import wait_until
 from toc.access.audit_list import list_audit
 from toc.dashboard.operation_pages import error_class_of, group_dead
 from toc.dashboard.site import PAGES
@@ -22,8 +25,9 @@ SHOWN = [page.path for page in PAGES if page.method == "GET" and "{" not in page
 
 
 @pytest.fixture
-def admin(site: Site) -> httpx.Client:
-    return site.visitor(token_of(site))
+def admin(site: Site) -> Iterator[httpx.Client]:
+    with site.visitor(token_of(site)) as visitor:
+        yield visitor
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -99,12 +103,13 @@ def test_buttons_change_the_job_and_stand_in_the_audit(site: Site, admin: httpx.
     assert f"/ui/jobs/{job_id}/cancel" not in page
     again = admin.post(f"/ui/jobs/{job_id}/cancel", headers=OWN)
     assert again.headers["location"].endswith("?said=already_cancelled")
-    audit = site.server.backend.access.audit
-    audit.flush()
-    entries = list_audit(site.server.backend.databases, 50)
-    assert any(
-        each.row.action == "jobs.cancel" and each.row.target == str(job_id) for each in entries
-    )
+    databases = site.server.backend.databases
+
+    def find_entry() -> bool:
+        entries = (each.row for each in list_audit(databases, 100))
+        return any((row.action, row.target) == ("jobs.cancel", str(job_id)) for row in entries)
+
+    wait_until(find_entry, "the entry in the audit", 60)
 
 
 def test_a_viewer_has_no_buttons_and_cannot_use_them(site: Site) -> None:
@@ -219,8 +224,6 @@ def test_durations_have_two_units(seconds: float, text: str) -> None:
 
 
 def test_scripts_are_small_and_vendored_files_are_as_their_packages_have_them() -> None:
-    import hashlib
-
     folder = files("toc.dashboard").joinpath("static", "vendor")
     listed = tomllib.loads(folder.joinpath("VENDOR.toml").read_text())["file"]
     for each in listed:
