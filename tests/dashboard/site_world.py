@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from toc.dashboard.site import make_site
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
+HOUR = timedelta(hours=1)
 OWN = {"Sec-Fetch-Site": "same-origin"}
 
 
@@ -28,16 +30,17 @@ class Site:
     def center(self) -> Any:
         return self.server.backend.center
 
-    def visitor(self, token: str | None = None, language: str = "en") -> httpx.Client:
+    @contextmanager
+    def visitor(self, token: str | None = None, language: str = "en") -> Iterator[httpx.Client]:
         """A browser, signed in with a token if one is given. It follows no redirect by itself."""
-        client = httpx.Client(
-            base_url=self.server.url, timeout=90, trust_env=False,
-            headers={"Accept-Language": language},
-        )  # fmt: skip
-        if token is not None:
-            answer = client.post("/ui/sign-in", data={"token": token}, headers=OWN)
-            assert answer.status_code == 303, answer.text
-        return client
+        headers = {"Accept-Language": language}
+        with httpx.Client(
+            base_url=self.server.url, timeout=90, trust_env=False, headers=headers
+        ) as client:
+            if token is not None:
+                answer = client.post("/ui/sign-in", data={"token": token}, headers=OWN)
+                assert answer.status_code == 303, answer.text
+            yield client
 
 
 @contextmanager
@@ -54,7 +57,10 @@ def open_site(folder: Path, **changes: Any) -> Iterator[Site]:
 
 
 def token_of(site: Site, **terms: Any) -> str:
-    return make_token(site.settings, **terms)
+    """A new token, which the server knows already."""
+    token = make_token(site.settings, **terms)
+    site.server.backend.access.refresh_now()
+    return token
 
 
 class Elements(HTMLParser):

@@ -11,7 +11,7 @@ from importlib.resources import files
 import httpx
 import pytest
 
-from tests.dashboard.site_world import OWN, Elements, Site, token_of
+from tests.dashboard.site_world import HOUR, OWN, Elements, Site, token_of
 from tests.worker.waiting import wait_until
 from toc.access.audit_list import list_audit
 from toc.dashboard.operation_pages import error_class_of, group_dead
@@ -46,8 +46,8 @@ def test_now_says_how_late_the_oldest_job_is(site: Site, admin: httpx.Client) ->
 
 
 def test_jobs_are_found_by_business_id_over_all_types(site: Site, admin: httpx.Client) -> None:
-    first = site.center.schedule("order-77", 3600, biz_type="mail")
-    second = site.center.schedule("order-77", 3600, biz_type="shop.close")
+    first = site.center.schedule("order-77", HOUR, biz_type="mail")
+    second = site.center.schedule("order-77", HOUR, biz_type="shop.close")
     page = admin.get("/ui/jobs", params={"biz_id": "order-77"}).text
     assert page.index(f"/ui/jobs/{second}") < page.index(f"/ui/jobs/{first}")
     page = admin.get("/ui/jobs", params={"biz_id": "order-77", "type": "mail"}).text
@@ -60,7 +60,7 @@ def test_pages_of_jobs_leave_out_none_and_repeat_none(site: Site, admin: httpx.C
     wanted = {
         str(
             site.center.schedule(
-                4_242, 3600, biz_type=("mail", "shop.close")[n % 2], dedup_key=f"k{n}"
+                4_242, HOUR, biz_type=("mail", "shop.close")[n % 2], dedup_key=f"k{n}"
             )
         )
         for n in range(120)
@@ -80,7 +80,7 @@ def test_pages_of_jobs_leave_out_none_and_repeat_none(site: Site, admin: httpx.C
 
 
 def test_a_job_id_leads_to_the_page_of_the_job(site: Site, admin: httpx.Client) -> None:
-    job_id = site.center.schedule(5, 3600, {"note": "fragile"}, biz_type="mail")
+    job_id = site.center.schedule(5, HOUR, attribute={"note": "fragile"}, biz_type="mail")
     answer = admin.get("/ui/jobs", params={"job_id": f" {job_id} "})
     assert answer.headers["location"] == f"/ui/jobs/{job_id}"
     page = admin.get(f"/ui/jobs/{job_id}").text
@@ -92,7 +92,7 @@ def test_a_job_id_leads_to_the_page_of_the_job(site: Site, admin: httpx.Client) 
 
 
 def test_buttons_change_the_job_and_stand_in_the_audit(site: Site, admin: httpx.Client) -> None:
-    job_id = site.center.schedule(6, 3600, biz_type="mail")
+    job_id = site.center.schedule(6, HOUR, biz_type="mail")
     assert f"/ui/jobs/{job_id}/cancel" in admin.get(f"/ui/jobs/{job_id}").text
     answer = admin.post(f"/ui/jobs/{job_id}/cancel", data={"reason": "wrong one"}, headers=OWN)
     assert answer.status_code == 303
@@ -113,7 +113,7 @@ def test_buttons_change_the_job_and_stand_in_the_audit(site: Site, admin: httpx.
 
 
 def test_a_viewer_has_no_buttons_and_cannot_use_them(site: Site) -> None:
-    job_id = site.center.schedule(8, 3600, biz_type="mail")
+    job_id = site.center.schedule(8, HOUR, biz_type="mail")
     with site.visitor(token_of(site, scopes=("read",))) as viewer:
         assert "/cancel" not in viewer.get(f"/ui/jobs/{job_id}").text
         assert "/pause" not in viewer.get("/ui/types").text
@@ -125,7 +125,7 @@ def test_a_viewer_has_no_buttons_and_cannot_use_them(site: Site) -> None:
 
 
 def test_a_token_for_one_type_sees_no_other(site: Site) -> None:
-    job_id = site.center.schedule(9, 3600, biz_type="mail")
+    job_id = site.center.schedule(9, HOUR, biz_type="mail")
     with site.visitor(token_of(site, biz_types=("shop.*",))) as visitor:
         assert visitor.get(f"/ui/jobs/{job_id}").status_code == 404
         answer = visitor.post(f"/ui/jobs/{job_id}/cancel", headers=OWN)
@@ -151,7 +151,7 @@ def test_a_type_is_paused_and_resumed(site: Site, admin: httpx.Client) -> None:
 
 
 def test_hostile_texts_are_only_text(site: Site, admin: httpx.Client) -> None:
-    job_id = site.center.schedule(HOSTILE[:60], 3600, {"a": HOSTILE}, biz_type="mail")
+    job_id = site.center.schedule(HOSTILE[:60], HOUR, attribute={"a": HOSTILE}, biz_type="mail")
     site.center.cancel(job_id, reason=HOSTILE, actor=HOSTILE[:60])
     site.center.pause("mail", reason=HOSTILE)
     try:

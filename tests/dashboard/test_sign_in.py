@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
-from tests.dashboard.site_world import OWN, Site, open_site, token_of
+from tests.dashboard.site_world import HOUR, OWN, Site, open_site, token_of
 from tests.http.served_world import revoke_token
 from toc.dashboard.site import PAGES
 
@@ -71,7 +73,7 @@ def test_signing_out_takes_the_cookie_back(site: Site) -> None:
     ],
 )
 def test_a_form_of_another_site_is_refused(site: Site, headers: dict[str, str]) -> None:
-    job_id = site.center.schedule(7, 3600, biz_type="mail")
+    job_id = site.center.schedule(7, HOUR, biz_type="mail")
     with site.visitor(token_of(site)) as visitor:
         for path in (f"/ui/jobs/{job_id}/cancel", "/ui/sign-in", "/ui/sign-out", "/ui/language"):
             assert visitor.post(path, headers=headers).status_code == 403, path
@@ -89,12 +91,18 @@ def test_a_token_that_may_not_read_sees_nothing(site: Site) -> None:
         assert visitor.get("/ui/jobs").status_code == 403
 
 
-def test_without_any_token_only_this_machine_sees_pages(tmp_path: object) -> None:
-    with open_site(tmp_path) as site, site.visitor() as visitor:  # type: ignore[arg-type]
+def test_without_any_token_only_this_machine_sees_pages(tmp_path: Path) -> None:
+    with open_site(tmp_path) as site, site.visitor() as visitor:
         assert visitor.get("/ui/jobs").status_code == 200
         for headers in ({"X-Forwarded-For": "10.0.0.1"}, {"Forwarded": "for=10.0.0.1"}):
             assert visitor.get("/ui/jobs", headers=headers).status_code == 303
         assert visitor.get("/ui/jobs", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_the_pages_can_be_left_out(tmp_path: Path) -> None:
+    with open_site(tmp_path, web={"dashboard": False}) as site, site.visitor() as visitor:
+        assert visitor.get("/ui/").status_code == 404
+        assert visitor.get("/v1/types").status_code == 200
 
 
 def test_every_page_forbids_frames_and_foreign_scripts(site: Site) -> None:

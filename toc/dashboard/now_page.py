@@ -10,6 +10,7 @@ from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 
 LATE_S = 1.0  # a job that waits for less is about to start
+OLD_MS = 30_000
 
 
 async def show_now(visit: Visit) -> Response:
@@ -19,5 +20,6 @@ async def show_now(visit: Visit) -> Response:
         raise TimeoutError("no server has answered yet")
     overdue = overview.overdue
     headline = "late" if overdue.late_s > LATE_S else "unknown" if overdue.silent else "fine"
-    html = render(visit, "now.html", overview=overview, headline=headline)
+    is_old = visit.backend.clock.wall_ms() - overview.taken_ms > OLD_MS
+    html = render(visit, "now.html", overview=overview, headline=headline, is_old=is_old)
     return HTMLResponse(html)

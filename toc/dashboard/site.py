@@ -38,7 +38,9 @@ PAGES = (
 
 
 def make_site(backend: Backend) -> Sequence[BaseRoute]:
-    """The routes of the dashboard."""
+    """The routes of the dashboard; none if `web.dashboard` is false."""
+    if not backend.settings.web.dashboard:
+        return ()
     watcher = Watcher(backend.settings, backend.clock)
     backend.at_stop(watcher.stop)
     routes = [

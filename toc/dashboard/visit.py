@@ -47,7 +47,7 @@ class Visit:
     def root(self) -> str:
         """The path below which toc is mounted, without a slash at its end; "" at the top."""
         path: str = self.request.scope.get("root_path", "")
-        return path.removesuffix("/ui")
+        return path
 
     @property
     def person(self) -> Caller:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from toc.domain.pauses import PauseInfo
-from toc.errors import TocError
 from toc.node.health import HealthPart
 from toc.node.status_reader import MostOverdue, StatusReader
 from toc.runtime.clock import Clock
@@ -23,13 +22,12 @@ FIRST_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What was read. failed: the last reading failed, so this is older."""
+    """What was read, and when, in ms since 1970 by this machine's clock."""
 
     taken_ms: int
     parts: Sequence[HealthPart]
     overdue: MostOverdue
     pauses: Sequence[PauseInfo]
-    failed: bool = False
 
     @property
     def problems(self) -> list[HealthPart]:
@@ -40,8 +38,8 @@ class Overview:
 class Watcher:
     """Has the newest Overview. Its thread starts with a visit, and ends when nobody looks any more."""
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: Settings, clock: Clock, refresh_s: float = REFRESH_S) -> None:
+        self._settings, self._clock, self._refresh_s = settings, clock, refresh_s
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._overview: Overview | None = None
@@ -70,10 +68,14 @@ class Watcher:
             thread.join(FIRST_WAIT_S)
 
     def _run(self) -> None:
-        with StatusReader(self._settings) as reader:
-            while not self._is_over():
-                self._read_once(reader)
-                self._stop.wait(REFRESH_S)
+        try:
+            with StatusReader(self._settings) as reader:
+                while not self._is_over():
+                    self._read_once(reader)
+                    self._stop.wait(self._refresh_s)
+        except Exception:
+            log.exception("the dashboard's reader has ended; the next visit starts it again")
+            self._forget_thread()
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -83,18 +85,20 @@ class Watcher:
             self._thread = None
             return True
 
+    def _forget_thread(self) -> None:
+        with self._lock:
+            self._thread = None
+
     def _read_once(self, reader: StatusReader) -> None:
         try:
             servers = reader.check_servers()
             duties = reader.check_duties()
-            parts = [*duties.parts, *servers]
-            found = Overview(self._clock.wall_ms(), parts, duties.overdue, duties.pauses)
-        except TocError as error:
-            log.warning("the dashboard cannot read the state of toc: %s", error)
-            before = self._overview
-            if before is None:
-                return
-            found = replace(before, failed=True)
+        except Exception:
+            # What was read before stays, and the page tells how old it is.
+            log.exception("the dashboard cannot read the state of toc")
+            return
+        parts = [*duties.parts, *servers]
+        found = Overview(self._clock.wall_ms(), parts, duties.overdue, duties.pauses)
         with self._lock:
             self._overview = found
             self._news.notify_all()

@@ -136,6 +136,10 @@ class WebSettings(_SettingGroup):
         description="audit entries, and tokens that were revoked or are over, are deleted this many days "
         "later; 'none' keeps them",
     )
+    dashboard: bool = Field(
+        default=True,
+        description="true: pages for people at /ui/; they ask for a token as all calls do",
+    )
     limits: WebLimitSettings = WebLimitSettings()
 
     @field_validator("trusted_proxies")
