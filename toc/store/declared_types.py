@@ -16,11 +16,13 @@ from sqlalchemy import and_, func, or_, select
 
 from toc.domain.argument_checks import check_actor, check_biz_type, check_reason
 from toc.domain.declared_type import DeclaredType
+from toc.domain.type_fields import TypeInfo
 from toc.errors import InvalidInput, NotFound
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
 from toc.store.versioned_copies import (
     CHANGE_TRIES_MAX,
+    HISTORY_MAX,
     VersionedCopies,
     read_all_copies,
     rows_missing_in_copy,
@@ -67,12 +69,16 @@ COPIES = VersionedCopies(lambda database: database.declared_type, COLUMNS, TypeV
 
 
 class ChangeResult(NamedTuple):
-    """What a change has done. `away`: the databases that get it later. `written`: False: nothing changed."""
+    """What a change has done. `away`: the databases that get it later. `written`: False: nothing changed.
+
+    row: the newest row of the type now; None: it was never declared.
+    """
 
     declared: DeclaredType | None
     version: int
     away: Sequence[int]
     written: bool
+    row: TypeVersion | None = None
 
 
 class DeclaredTypeCache:
@@ -97,6 +103,16 @@ class DeclaredTypeCache:
     def all(self) -> Mapping[str, DeclaredType]:
         """All declared types, by name."""
         return self._types
+
+    def infos(self) -> list[TypeInfo]:
+        """All declared types with their last changes, by name."""
+        with self._lock:
+            types, newest = self._types, self._newest
+        return [
+            TypeInfo(types[name], row.version, row.declared_ms, row.actor, row.reason)
+            for name, row in sorted(newest.items())
+            if name in types
+        ]
 
     def newest_version(self, name: str) -> TypeVersion | None:
         """The newest row of a type, which may say that it was forgotten."""
@@ -207,12 +223,21 @@ class DeclaredTypes:
     def __init__(self, databases: Databases, biz_types: BizTypeCache, types_max: int) -> None:
         self._databases, self._biz_types, self._types_max = databases, biz_types, types_max
 
-    def change(self, name: str, edit: Edit, actor: str, reason: str | None = None) -> ChangeResult:
+    def change(
+        self,
+        name: str,
+        edit: Edit,
+        actor: str,
+        reason: str | None = None,
+        *,
+        replaces_unreadable: bool = True,
+    ) -> ChangeResult:
         """Declares, changes or (edit returns None) forgets a type, in all databases that answer.
 
-        A change that changes nothing is not written. Raises InvalidInput for a type beyond `types_max`, for a
-        schema that is refused, and if another biz_type has the name's number; StoreUnavailable if no database
-        answers; what `edit` raises.
+        A change that changes nothing is not written. replaces_unreadable: `edit` may change a declaration
+        that this release cannot read, which it gets as None; False: InvalidInput. Raises InvalidInput for a
+        type beyond `types_max`, for a schema that is refused, and if another biz_type has the name's number;
+        StoreUnavailable if no database answers; what `edit` raises.
         """
         check_biz_type(name)
         check_actor(actor)
@@ -221,10 +246,13 @@ class DeclaredTypes:
             cache = DeclaredTypeCache(self._databases)
             away = cache.read_all_copies()
             before = cache.newest_version(name)
+            if name in cache.faults and not replaces_unreadable:
+                rule = f"has a declaration that this release cannot read: {cache.faults[name]}"
+                raise InvalidInput("biz_type", name, rule)
             wanted = edit(cache.get(name))
             settings = None if wanted is None else wanted.to_json()
             if before is not None and before.settings == settings and name not in cache.faults:
-                return ChangeResult(wanted, before.version, away, written=False)
+                return ChangeResult(wanted, before.version, away, written=False, row=before)
             if before is None and wanted is None:
                 return ChangeResult(None, 0, away, written=False)
             if wanted is not None:
@@ -238,7 +266,7 @@ class DeclaredTypes:
                 self._databases, row, away, self._number_of(name, wanted)
             )
             if missed is not None:
-                return ChangeResult(wanted, row.version, missed, written=True)
+                return ChangeResult(wanted, row.version, missed, written=True, row=row)
         rule = (
             f"was changed by others {CHANGE_TRIES_MAX} times while this change was made: try again"
         )
@@ -260,13 +288,13 @@ class DeclaredTypes:
         return lambda database: self._biz_types.get_or_create_number(name, database)
 
 
-def read_history(databases: Databases, name: str) -> list[TypeVersion]:
-    """The newest HISTORY_MAX versions of a type, newest first, of all databases that answer.
+def read_history(databases: Databases, name: str, limit: int = HISTORY_MAX) -> list[TypeVersion]:
+    """The newest `limit` versions of a type, newest first, of all databases that answer.
 
     A version that people wrote stands for its copies. Raises NotFound, and StoreUnavailable if no database
     answers.
     """
-    found = COPIES.read_history(databases, name)
+    found = COPIES.read_history(databases, name, limit)
     if not found:
         raise NotFound(f"the biz_type {name!r} was never declared")
     return found

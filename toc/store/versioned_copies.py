@@ -116,8 +116,8 @@ class VersionedCopies(Generic[Row]):
             raise failed
         return missed
 
-    def read_history(self, databases: Databases, key: str) -> list[Row]:
-        """The newest HISTORY_MAX versions of a key, newest first, of all databases that answer.
+    def read_history(self, databases: Databases, key: str, limit: int = HISTORY_MAX) -> list[Row]:
+        """The newest `limit` versions of a key, newest first, of all databases that answer.
 
         A version that people wrote stands for its copies. Empty: the key has no row. Raises StoreUnavailable
         if no database answers.
@@ -129,7 +129,7 @@ class VersionedCopies(Generic[Row]):
             table = self._table_of(database)
             query = self.select_rows(database).where(self._key(table) == key)
             try:
-                rows = database.select(query.order_by(table.c.version.desc()).limit(HISTORY_MAX))
+                rows = database.select(query.order_by(table.c.version.desc()).limit(limit))
             except StoreUnavailable as error:
                 failed = error
                 continue
@@ -140,7 +140,7 @@ class VersionedCopies(Generic[Row]):
                     found[which] = row
         if not answers and failed is not None:
             raise failed
-        return sorted(found.values(), key=lambda row: row.rank, reverse=True)[:HISTORY_MAX]
+        return sorted(found.values(), key=lambda row: row.rank, reverse=True)[:limit]
 
     def delete_replaced(
         self, database: Database, time_column: str, before_ms: int, limit: int,
