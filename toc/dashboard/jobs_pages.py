@@ -13,7 +13,7 @@ from toc.dashboard.actions import said
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.errors import InvalidInput
-from toc.http import job_calls, type_calls
+from toc.http import declaration_calls, explain_calls, job_calls
 from toc.http.declared import declared_types
 from toc.http.job_documents import parse_job_id
 
@@ -70,7 +70,7 @@ async def _find(
 async def show_job(visit: Visit) -> Response:
     """GET /ui/jobs/{job_id}."""
     call = visit.call({"job_id": visit.request.path_params["job_id"]})
-    reply = await type_calls.explain(visit.backend, call)
+    reply = await explain_calls.explain(visit.backend, call)
     job = reply.document["job"]
     may = {
         scope
@@ -92,7 +92,7 @@ def _readable_types(visit: Visit) -> list[str]:
 
 async def show_types(visit: Visit) -> Response:
     """GET /ui/types."""
-    reply = await type_calls.list_types(visit.backend, visit.call())
+    reply = await declaration_calls.list_types(visit.backend, visit.call())
     overview = await asyncio.to_thread(visit.watcher.look)
     pauses = {} if overview is None else {each.target: each for each in overview.pauses}
     operable = {
