@@ -121,7 +121,8 @@ def _start_web(settings: Settings, handlers: Registry) -> _DevWeb:
     """Serves HTTP if it can: without the extra, or if the port is taken, `toc dev` goes on without it."""
     try:
         _declare_handled_types(settings, handlers)
-        server = import_web_module("toc.http.serve").WebServer(settings)
+        site = import_web_module("toc.dashboard.site")
+        server = import_web_module("toc.http.serve").WebServer(settings, site.make_site)
         server.start()
     except SettingsError as error:
         return _DevWeb(lambda: None, f"No HTTP: {error}\n")
@@ -132,6 +133,7 @@ def _start_web(settings: Settings, handlers: Registry) -> _DevWeb:
     )
     text = f"""HTTP ({access}):
 
+    in a browser: {server.url}/ui/
     $ curl {server.url}/v1/jobs -H 'Content-Type: application/json' -d '{job}'
 """
     return _DevWeb(server.stop, text)

@@ -55,7 +55,7 @@ def show_status(output: Output, node: Url = None) -> int:
                 "as seen from here, without the times: no node was asked or answered"
                 " (set http.port for the nodes, or name one with --node URL)"
             )
-        duties = reader.check_jobs_and_queues()
+        duties = reader.check_duties().parts
     lines = _sort_worst_first([*_merge_health_parts(views), *_merge_health_parts([duties])])
     state = overall_state([part for view in (*views, duties) for part in view])
     if silent:

@@ -30,7 +30,7 @@ def run_web(output: Output) -> int:
     del output
     serve = import_web_module("toc.http.serve")
     with StopRequest() as stop:
-        server = serve.WebServer(load_settings())
+        server = serve.WebServer(load_settings(), import_web_module("toc.dashboard.site").make_site)
         try:
             server.start()
             stop.wait_for_stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.routing import Route as StarletteRoute
 
 from toc.http.backend import Backend
@@ -25,15 +26,21 @@ from toc.http.routes import ROUTES
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings, load_settings
 
+MakeSite = Callable[[Backend], Sequence[BaseRoute]]
 OPENAPI_PATH = "/v1/openapi.json"
 
 
-def make_app(settings: Settings | None = None, *, clock: Clock | None = None) -> Starlette:
+def make_app(
+    settings: Settings | None = None,
+    *,
+    clock: Clock | None = None,
+    make_site: MakeSite | None = None,
+) -> Starlette:
     """Makes the app; it connects when its lifespan starts, or at the first call.
 
     settings: default from toc.toml and TOC_… variables. Mounted into another app, it is served under the
     mount's path; that app should run this app's lifespan (`app.router.lifespan_context`), which writes the
-    audit at the end. Raises SettingsError.
+    audit at the end. make_site: makes further routes, those of the dashboard. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
     document = encode_json(
@@ -56,7 +63,8 @@ def make_app(settings: Settings | None = None, *, clock: Clock | None = None) ->
         routes=[
             StarletteRoute(route.path, Endpoint(route, backend), methods=[route.method])
             for route in table
-        ],
+        ]
+        + list(() if make_site is None else make_site(backend)),
         middleware=[Middleware(FrontDoor, hosts=backend.settings.web.hosts)],
         exception_handlers={HTTPException: _answer_http_error, Exception: _answer_error},
         lifespan=run_backend,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from toc.access.access import Access
@@ -52,6 +52,7 @@ class Backend:
         self._is_started = self._has_leases = False
         self.is_stopping = False  # calls that wait are answered at once
         self._health = HealthProbe(self)
+        self._stops: list[Callable[[], object]] = []
 
     # ---- life
 
@@ -77,11 +78,17 @@ class Backend:
         except TocError as error:
             log.warning("no leases yet, the next call for one tries again: %s", error)
 
+    def at_stop(self, stop: Callable[[], object]) -> None:
+        """Calls `stop()` when this stops, in a thread that may wait."""
+        self._stops.append(stop)
+
     async def stop(self) -> None:
         """Waits for the calls that run, writes the audit, disconnects."""
         await self.async_center.close()
 
         def stop_parts() -> None:
+            for stop in self._stops:
+                stop()
             self.calls.close()
             self.access.stop()
             self._lease_node.stop()

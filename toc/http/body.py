@@ -55,7 +55,7 @@ async def read_body(
         raise HttpProblem(HTTPStatus.BAD_REQUEST, "bad_json", f"the body: {error}") from None
     if not isinstance(document, dict):
         raise HttpProblem(HTTPStatus.BAD_REQUEST, "bad_json", "the body must be a JSON object")
-    return _make_model(_choose_model(models, document), document)
+    return make_model(_choose_model(models, document), document)
 
 
 def read_query(request: Request, known: Mapping[str, str]) -> dict[str, str]:
@@ -82,7 +82,8 @@ def _choose_model(models: Sequence[type[BaseModel]], document: dict[str, Any]) -
     return models[0]
 
 
-def _make_model(model: type[BaseModel], document: dict[str, Any]) -> BaseModel:
+def make_model(model: type[BaseModel], document: Mapping[str, Any]) -> BaseModel:
+    """The model of a document. Raises HttpProblem, which names the first wrong field and its rule."""
     try:
         return model.model_validate(document)
     except ValidationError as error:

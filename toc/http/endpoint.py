@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import logging
 import math
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 
@@ -19,20 +18,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from toc.access.audit import AuditEntry, AuditPlace
+from toc.access.audit import AuditPlace
 from toc.access.caller import LOOPBACK_CALLER, Caller
 from toc.access.limits import LimitState
 from toc.errors import TocError, Unauthenticated
 from toc.http.backend import Backend
 from toc.http.body import read_body, read_query
-from toc.http.call import Call, Reply, Route
+from toc.http.call import Call, Route
+from toc.http.call_audit import CallAudit
 from toc.http.front_door import REQUEST_ID, is_loopback_name
-from toc.http.problems import HttpProblem, forbidden, overloaded, problem_of
+from toc.http.problems import HttpProblem, forbidden, problem_of
 from toc.http.responses import document_response, problem_response
 
 log = logging.getLogger(__name__)
 
-_PLACE_WAIT_S = 0.05  # between two looks for a place in the audit
 _PUBLIC = Caller(None, "anybody", frozenset(), (), None)
 
 
@@ -41,6 +40,7 @@ class Endpoint:
 
     def __init__(self, route: Route, backend: Backend) -> None:
         self.route, self._backend = route, backend
+        self._audit = CallAudit(route, backend)
         self._limits = backend.settings.web.limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +66,7 @@ class Endpoint:
             with self._open_call(caller):
                 async with asyncio.timeout(self._limits.call_s):
                     call = await self._read_call(request, request_id, caller, address)
-                    place = await self._reserve_place()
+                    place = await self._audit.reserve_place()
                     if not self.route.is_long_poll:
                         reply = await self.route.action(self._backend, call)
             if self.route.is_long_poll:
@@ -75,20 +75,20 @@ class Endpoint:
             problem = problem_of(error)
             if problem.code == "internal":
                 log.exception("call %s failed", request_id)
-            self._record_problem(place, caller, address, problem, request)
+            self._audit.record_problem(place, _named(caller), address, problem, request)
             return problem_response(problem, request_id, headers)
         except ClientDisconnect:
             raise
         except Exception:
             log.exception("call %s failed", request_id)
             problem = problem_of(AssertionError())
-            self._record_problem(place, caller, address, problem, request)
+            self._audit.record_problem(place, _named(caller), address, problem, request)
             return problem_response(problem, request_id, headers)
         finally:
             if place is not None and not place.filled:
-                self._end_unfilled(place, caller, address, request)
+                self._audit.end_unfilled(place, _named(caller), address, request)
         if place is not None:
-            self._record_reply(place, caller, address, request, reply)
+            self._audit.record_reply(place, _named(caller), address, request, reply)
         return document_response(reply, headers)
 
     # ---- who calls
@@ -143,85 +143,16 @@ class Endpoint:
                 self._take(caller, self._backend.access.limits.cost_of(items) - 1.0)
         return Call(request, request_id, caller, address, request.path_params, query, body)
 
-    # ---- audit
 
-    async def _reserve_place(self) -> AuditPlace | None:
-        """A place in the audit; None: none is needed. Raises HttpProblem if none becomes free in time."""
-        if self.route.audited is None:
-            return None
-        audit, waited_s = self._backend.access.audit, 0.0
-        while (place := audit.try_reserve()) is None:
-            if waited_s >= self._limits.audit_wait_s:
-                raise overloaded("too many calls wait to be audited")
-            await asyncio.sleep(_PLACE_WAIT_S)
-            waited_s += _PLACE_WAIT_S
-        return place
-
-    def _record_reply(
-        self,
-        place: AuditPlace,
-        caller: Caller,
-        address: str | None,
-        request: Request,
-        reply: Reply,
-    ) -> None:
-        entry = self._entry(caller, address, reply.outcome, request, reply)
-        if not reply.is_worth_auditing:
-            place.release()
-        elif reply.rows_changed == 0:  # as a refused call: a token can send any number of them
-            self._record_without_place(place, entry)
-        else:
-            place.record(entry)
-
-    def _record_without_place(self, place: AuditPlace, entry: AuditEntry) -> None:
-        place.release()
-        self._backend.access.audit.record_refused(entry)
-
-    def _record_problem(
-        self,
-        place: AuditPlace | None,
-        caller: Caller | None,
-        address: str | None,
-        problem: HttpProblem,
-        request: Request,
-    ) -> None:
-        entry = self._entry(caller, address, problem.code, request, None)
-        is_refused = problem.status < HTTPStatus.INTERNAL_SERVER_ERROR  # it changed nothing
-        if place is not None and is_refused:
-            self._record_without_place(place, entry)
-        elif place is not None:
-            place.record(entry)
-        elif self.route.scope is not None and is_refused:
-            self._backend.access.audit.record_refused(entry)
-
-    def _end_unfilled(
-        self, place: AuditPlace, caller: Caller | None, address: str | None, request: Request
-    ) -> None:
-        """For a call that was cancelled, or ended by an error here: it may have changed something."""
-        if sys.exc_info()[0] is not None:
-            place.record(self._entry(caller, address, "interrupted", request, None))
-
-    def _entry(
-        self,
-        caller: Caller | None,
-        address: str | None,
-        outcome: str,
-        request: Request,
-        reply: Reply | None,
-    ) -> AuditEntry:
-        return AuditEntry(
-            None if caller is _PUBLIC else caller,
-            address,
-            self.route.audited or f"{self.route.method} {self.route.path}",
-            (None if reply is None else reply.target) or request.url.path,
-            None if reply is None else reply.rows_changed,
-            outcome,
-            request.scope[REQUEST_ID],
-        )
+def _named(caller: Caller | None) -> Caller | None:
+    """Who stands in the audit: None for anybody."""
+    return None if caller is _PUBLIC else caller
 
 
-def is_local(request: Request) -> bool:
+def is_local(request: Request, *, origin_is_own: bool = False) -> bool:
     """Whether the call comes from a program on this machine, as far as one can tell.
+
+    origin_is_own: an Origin may be there, because it was compared with this server's name.
 
     A proxy on this machine connects from loopback too, and so does a web page in a browser here: their calls
     have headers of their own, or another Host.
@@ -232,7 +163,8 @@ def is_local(request: Request) -> bool:
     except ValueError:
         return False
     names = request.headers
-    is_passed_on = any(name in names for name in ("forwarded", "x-forwarded-for", "via", "origin"))
+    refused = ["forwarded", "x-forwarded-for", "via", *([] if origin_is_own else ["origin"])]
+    is_passed_on = any(name in names for name in refused)
     return is_loopback and not is_passed_on and is_loopback_name(names.get("host", ""))
 
 

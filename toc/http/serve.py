@@ -12,7 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from toc.errors import AccessUnavailable, SettingsError
-from toc.http.app import make_app
+from toc.http.app import MakeSite, make_app
 from toc.http.backend import Backend
 from toc.http.connections import HEAD_BYTES_MAX, KEEP_ALIVE_S, make_protocol
 from toc.http.listening import BoundedServer, provide_file_numbers
@@ -29,7 +29,7 @@ BACKLOG = 512
 class WebServer:
     """Listens as soon as it is created, so that its address is known; answers after `start`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, make_site: MakeSite | None = None) -> None:
         web = settings.web
         check_listening(web)
         provide_file_numbers(web.limits.connections_max)
@@ -38,7 +38,7 @@ class WebServer:
         scheme = "http" if web.tls_cert is None else "https"
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{scheme}://{shown}:{port}"
-        self.app: Starlette = make_app(settings)
+        self.app: Starlette = make_app(settings, make_site=make_site)
         self._server = BoundedServer(_make_config(self.app, settings))
         self._thread = threading.Thread(target=self._serve, name="toc-web", daemon=True)
         self._is_started = threading.Event()

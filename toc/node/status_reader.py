@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from toc.center.pause_verbs import PauseVerbs
 from toc.cluster.membership import ClusterView
@@ -46,6 +46,29 @@ PAUSED_TYPES_MAX = (
 LATE_S = 5.0  # more than the scanner's grace and tick, after which no row should be left
 
 
+@dataclass(frozen=True, slots=True)
+class MostOverdue:
+    """The most overdue job that no worker has taken; of paused types none counts.
+
+    job_id, shard: None: no job is overdue. late_s: seconds since it was due. silent: the databases that did
+    not answer, so that it may be another one.
+    """
+
+    job_id: int | None = None
+    shard: int | None = None
+    late_s: float = 0.0
+    silent: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What no node reports. parts: in words; overdue, pauses: what some of them are made of."""
+
+    parts: Sequence[HealthPart]
+    overdue: MostOverdue
+    pauses: Sequence[PauseInfo]
+
+
 class StatusReader:
     """Asks servers on demand; a context manager that closes its connections."""
 
@@ -74,17 +97,18 @@ class StatusReader:
             for part in health.describe_parts(view, None, refusal, None)
         ]
 
-    def check_jobs_and_queues(self) -> list[HealthPart]:
-        """The parts that no node reports: overdue jobs, reconciliation, foreign members of queues."""
+    def check_duties(self) -> Duties:
+        """The parts that no node reports: overdue jobs, pauses, reconciliation, foreign members of queues."""
         pauses = self._read_pauses()
         self._settings.held_types.replace_targets(info.target for info in pauses)
-        found = [self._check_overdue_jobs(), *health_of_pauses(pauses)]
+        overdue = self._find_most_overdue_job()
+        found = [self._health_of_overdue_job(overdue), *health_of_pauses(pauses)]
         found += health_of_limits(self._settings, self._node.databases, self._node.reminders)
         if not self._probe_failed(self._node.databases[0]):
             found += read_reconciliation_health(self._settings, self._node.databases)
         with suppress(TimerUnavailable):  # the part "redis" reports it
             found += check_foreign_members(self._settings, self._node.reminders)
-        return found
+        return Duties(found, overdue, pauses)
 
     def _read_cluster_view(self) -> tuple[ClusterView | None, str]:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
@@ -99,28 +123,34 @@ class StatusReader:
         except SettingsError as error:
             return None, str(error)
 
-    def _check_overdue_jobs(self) -> HealthPart:
-        """How late the most overdue job is that no worker has taken: the most important part."""
+    def _find_most_overdue_job(self) -> MostOverdue:
         databases = self._node.databases
         with ThreadPoolExecutor(PARALLEL_MAX) as pool:
             answers = list(pool.map(self._read_most_overdue_rows, databases))
         silent = [f"database_{number}" for number, rows in enumerate(answers) if rows is None]
-        unknown = ""
-        if silent:
-            unknown = f"not known: {', '.join(silent)} {'do' if silent[1:] else 'does'} not answer"
         oldest = [row for rows in answers for row in rows or ()]
         if not oldest:
+            return MostOverdue(silent=silent)
+        late_s, row, shard = max(oldest)
+        return MostOverdue(row.job_id, shard, max(late_s, 0.0), silent)
+
+    def _health_of_overdue_job(self, found: MostOverdue) -> HealthPart:
+        """How late the most overdue job is that no worker has taken: the most important part."""
+        silent, unknown = found.silent, ""
+        if silent:
+            unknown = f"not known: {', '.join(silent)} {'do' if silent[1:] else 'does'} not answer"
+        if found.job_id is None or found.shard is None:
             how = unknown or "no job is overdue"
             return HealthPart("jobs", "degraded" if unknown else "up", None, how)
-        late_s, row, shard = max(oldest)
-        how = f"{max(late_s, 0.0):.1f} s overdue: job {row.job_id}"
+        how = f"{found.late_s:.1f} s overdue: job {found.job_id}"
         if unknown:
             how += f"; of others {unknown}"
         scanner, means = self._settings.scanner, ""
-        late = late_s > scanner.grace_s + scanner.tick_s + LATE_S
-        if late and self._settings.routing.shard_of_hash(routing_bits_of(row.job_id)) != shard:
+        late = found.late_s > scanner.grace_s + scanner.tick_s + LATE_S
+        home = self._settings.routing.shard_of_hash(routing_bits_of(found.job_id))
+        if late and home != found.shard:
             means = (
-                f"it lies in {job_table_name(shard)}, a table that its id does not belong to, and "
+                f"it lies in {job_table_name(found.shard)}, a table that its id does not belong to, and "
                 "is never run there: `toc reconcile --repair` moves it"
             )
         elif late:

@@ -137,6 +137,10 @@ class WebSettings(_SettingGroup):
         description="audit entries, and tokens that were revoked or are over, are deleted this many days "
         "later; 'none' keeps them",
     )
+    dashboard: bool = Field(
+        default=True,
+        description="true: pages for people at /ui/; they ask for a token as all calls do",
+    )
     sinks: tuple[str, ...] = Field(
         (),
         description="sinks that tokens of the scope admin may declare over HTTP, as 'webhook:shop' or "

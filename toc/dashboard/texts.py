@@ -1,0 +1,49 @@
+"""The texts of the pages in each language: toc/dashboard/texts.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+LANGUAGES = ("en", "zh")
+"""The first one is the default."""
+
+_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60))
+
+
+class Texts:
+    """The texts of one language, by name."""
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+        self._texts = {name: both[language] for name, both in read_table().items()}
+
+    def __getitem__(self, name: str) -> str:
+        return self._texts[name]
+
+    def duration(self, seconds: float) -> str:
+        """A duration with its two largest units: 3.2 s, 4 min 10 s, 2 h 5 min."""
+        seconds = max(0.0, seconds)
+        if seconds < 60:
+            return f"{seconds:.1f} {self['seconds']}"
+        rest = round(seconds)
+        parts: list[str] = []
+        for name, size in _UNITS:
+            if rest >= size or parts:
+                parts.append(f"{rest // size} {self[name]}")
+                rest %= size
+        parts.append(f"{rest} {self['seconds']}")
+        return " ".join(parts[:2])
+
+
+@cache
+def read_table() -> dict[str, dict[str, str]]:
+    """All texts: name -> language -> text."""
+    return tomllib.loads(files(__package__).joinpath("texts.toml").read_text("utf-8"))
+
+
+@cache
+def texts_of(language: str) -> Texts:
+    """The texts of a language of LANGUAGES."""
+    return Texts(language)
