@@ -28,7 +28,7 @@ def replaced(guard: str, expression: str) -> tuple[Change, ...]:
 class Variant:
     """`breaks`: the invariants that it may break. `seed`: of a run in which it does, and is caught.
 
-    `faults`, `kind`: what all its runs are like (see Plan.draw).
+    `faults`, `kind`, `verbs`: what all its runs are like (see Plan.draw and with_verbs).
     """
 
     name: str
@@ -37,6 +37,7 @@ class Variant:
     seed: int
     faults: str = ""
     kind: str = ""
+    verbs: str = ""
 
 
 VARIANTS = (
