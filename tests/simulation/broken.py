@@ -178,6 +178,41 @@ VARIANTS = (
         ),
         "type", 13, "types",
     ),
+    Variant(
+        "a-pause-is-not-asked-for",
+        (
+            *replaced("poller-asks-the-gate", "None"),
+            *replaced("claim-open-types", "types"),
+            *replaced("begin-open-types", "False"),
+        ),
+        "pause", 1, verbs="pause",
+    ),
+    Variant(
+        "places-come-back-at-the-start", removed("start-is-used"), "limit", 2,
+        verbs="rate,concurrency",
+    ),
+    Variant(
+        "holders-named-once", removed("holders-named-again"), "limit", 2, verbs="concurrency"
+    ),
+    Variant(
+        "no-settle-time-after-a-wipe", replaced("limit-settle-time", "0"), "limit", 2, "wipe",
+        verbs="concurrency",
+    ),
+    Variant(
+        "next-outside-of-the-settle",
+        replaced(
+            "next-in-the-settle",
+            "(lambda done: __import__('toc.store.recurring_chains', fromlist=['']).SettledOccurrence("
+            "bool(done), database.run_transaction(lambda x:"
+            " self._chains.continue_chain(x, database, job, now_ms)) if done else None))"
+            "(self._claims.settle_jobs(database, [outcome]))",
+        ),
+        "recurring", 1, "kill", verbs="alone",
+    ),
+    Variant(
+        "arrivals-count-after-the-claim", replaced("arrival-before-the-claim", "status.live"),
+        "countdown", 4, verbs="countdown",
+    ),
     Variant("a-step-that-raises", replaced("loader-step", "len(done) // len(done)"), "bug", 1),
 )  # fmt: skip
 

@@ -15,14 +15,15 @@ from tests.simulation.oracle import Oracle, Run, Violation
 from toc.domain.countdown import Countdown
 from toc.domain.job import Job, Status
 from toc.domain.occurrence_keys import KEY_PREFIX, is_chain_key, nominal_ms_of_key
-from toc.domain.times import ceil_ms
 from toc.store.column_types import ms_of_sql_time
 
 PAUSE_BOUND_S = 0.9
 """A pause is in force so long after its answer: `pauses.refresh_s` is at most 0.8 s, and a read takes a moment."""
 CLAIM_S = 0.3
 """From the answer of the limits to the claim, where nothing is slow. A rate counts starts at that answer."""
-SAME_MS = 300  # by so much the end of a job in its row may differ from the time that its settle went by
+SAME_MS = (
+    300  # by so much the end of a job in its row may differ from the time that its settle went by
+)
 
 
 @dataclass(slots=True)
@@ -37,7 +38,10 @@ class LimitsSet:
 
     def most_at(self, now_s: float) -> float:
         """How many may run at once: the last number that was in force for sure, or a later one."""
-        sure = max((at for at, (since_s, _) in enumerate(self.concurrency) if since_s <= now_s), default=None)
+        sure = max(
+            (at for at, (since_s, _) in enumerate(self.concurrency) if since_s <= now_s),
+            default=None,
+        )
         return math.inf if sure is None else max(most for _, most in self.concurrency[sure:])
 
 
@@ -100,7 +104,8 @@ class VerbOracle:
             if "pause" in self._judged and from_s + PAUSE_BOUND_S < self._kernel.now_s < to_s:
                 late_s = self._kernel.now_s - from_s
                 raise Violation(
-                    "pause", f"job {job.job_id} was started {late_s:.1f} s after {target} was paused"
+                    "pause",
+                    f"job {job.job_id} was started {late_s:.1f} s after {target} was paused",
                 )
 
     def _check_limits(self, job: Job, run: Run, claim_ms: int) -> None:
@@ -160,7 +165,9 @@ class VerbOracle:
 
     # ---- the end
 
-    def lost_times(self, looks: list[sqlite3.Connection], tables: Callable[[int], list[str]]) -> str:
+    def lost_times(
+        self, looks: list[sqlite3.Connection], tables: Callable[[int], list[str]]
+    ) -> str:
         """The nominal times that have no job and no reason for that; "" when there are none.
 
         Raises Violation for two jobs of one nominal time.
@@ -233,7 +240,3 @@ def times_of(start_ms: int, end_ms: int, every_s: int) -> tuple[int, ...]:
     """The nominal times of a schedule that counts from `start_ms`."""
     return tuple(range(start_ms, end_ms + 1, every_s * 1000))
 
-
-__all__ = [
-    "CountdownSet", "LimitsSet", "ScheduleSet", "VerbOracle", "ceil_ms", "claim_ms_of", "times_of",
-]  # fmt: skip

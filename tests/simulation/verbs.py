@@ -70,7 +70,7 @@ IN_FORCE_S = REFRESH_S + 1.0  # a change of limits: the next read of the catalog
 
 def with_verbs(plan: Plan, seed: int, asked: frozenset[str] | None, *, is_drawn: bool) -> Plan:
     """The plan, with the verbs `asked`; None: as the seed says, if it decides the faults too (`is_drawn`)."""
-    rng = random.Random(f"verbs of {seed}")  # noqa: S311 - a seed must give the same run again
+    rng = random.Random(f"verbs of {seed}")
     if asked is None:
         if not is_drawn or plan.calm or plan.is_about_poison or rng.random() >= SHARE:
             return plan
@@ -98,7 +98,7 @@ class Verbs:
 
     def __init__(self, world: World) -> None:
         self._world, self._kernel, self._plan = world, world.kernel, world.plan
-        self._rng = random.Random(f"operator of {world.seed}")  # noqa: S311 - see with_verbs
+        self._rng = random.Random(f"operator of {world.seed}")
         has_redis = world.plan.settings.get("redis_url") != "none"
         judged = frozenset(
             verb
@@ -145,7 +145,9 @@ class Verbs:
     def _schedule(self, center: TimeoutCenter, biz_type: str, jobs: int, in_s: float) -> list[int]:
         """The ids of `jobs` new jobs, due within `in_s`; none if a call has failed."""
         now_ms, rng = self._world.servers.true_ms, self._rng
-        wanted = [(rng.randrange(100), now_ms + round(rng.uniform(0, in_s) * 1000)) for _ in range(jobs)]
+        wanted = [
+            (rng.randrange(100), now_ms + round(rng.uniform(0, in_s) * 1000)) for _ in range(jobs)
+        ]
         try:
             ids = center.schedule_many(
                 [(biz_id, datetime_of(ms)) for biz_id, ms in wanted], biz_type=biz_type
@@ -269,10 +271,10 @@ class Verbs:
         self._kernel.tell("the schedule goes on")
 
     def _count_down(self, center: TimeoutCenter) -> None:
-        """Two countdowns, one after the other; services arrive at each, some of them twice."""
+        """Countdowns, one after the other; services arrive at each, some of them twice."""
         rng = self._rng
-        for number in range(2):
-            wanted, in_s = rng.choice((2, 3)), rng.uniform(2, 6)
+        for number in range(3):
+            wanted, in_s = rng.choice((2, 3)), rng.uniform(1, 4)
             deadline_ms = self._world.servers.true_ms + round(in_s * 1000)
             try:
                 job_id = center.countdown(
@@ -291,15 +293,20 @@ class Verbs:
                 self._tasks += 1
                 some = [*ids[first::parts], *ids[:1]]
                 self._kernel.spawn(
-                    lambda some=some, job_id=job_id, in_s=in_s: self._arrive(center, job_id, some, in_s),
+                    lambda some=some, job_id=job_id, in_s=in_s: self._arrive(
+                        center, job_id, some, in_s
+                    ),
                     self._process,
                 )
-            self._wait(in_s, in_s + 1)
+            self._wait(1, in_s)
 
     def _arrive(self, center: TimeoutCenter, job_id: int, ids: list[str], in_s: float) -> None:
         known = self.judge.countdowns[job_id]
-        for arrival_id in ids:
-            self._wait(0, 1.5 * in_s / len(ids))
+        now_s = self._kernel.now_s
+        # Some come after the deadline, between the first attempt, which fails, and the second one.
+        times_s = sorted(now_s + self._rng.uniform(0, in_s + 1.2) for _ in ids)
+        for at_s, arrival_id in zip(times_s, ids, strict=True):
+            self._kernel.wait(max(0.0, at_s - self._kernel.now_s))
             known.maybe.add(arrival_id)
             if len(known.maybe) >= known.wanted:
                 self._world.oracle.known(job_id, "count").any_time = True
@@ -370,4 +377,7 @@ class Verbs:
         self.judge.check_end()
 
     def _tables(self, index: int) -> list[str]:
-        return [job_table_name(shard) for shard in self._world.settings.routing.shards_of_database(index)]
+        return [
+            job_table_name(shard)
+            for shard in self._world.settings.routing.shards_of_database(index)
+        ]
