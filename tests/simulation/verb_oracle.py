@@ -239,4 +239,3 @@ def claim_ms_of(sql_time: str | None, ahead_ms: int) -> int:
 def times_of(start_ms: int, end_ms: int, every_s: int) -> tuple[int, ...]:
     """The nominal times of a schedule that counts from `start_ms`."""
     return tuple(range(start_ms, end_ms + 1, every_s * 1000))
-
