@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from toc.domain.recurring import Recurring
     from toc.domain.result_document import Progress
     from toc.domain.retry_policies import Exponential
+    from toc.domain.type_fields import TypeInfo
     from toc.errors import (
         AccessUnavailable,
         ClaimLost,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     recur = _center.recur
     recurring = _center.recurring
     every = _center.every
+    types = _center.types
     complete = _center.complete
     close = _center.close
 
@@ -93,6 +95,7 @@ _HOMES = {
     "toc.domain.pauses": ("PauseInfo",),
     "toc.domain.recurring": ("Recurring",),
     "toc.domain.retry_policies": ("Exponential",),
+    "toc.domain.type_fields": ("TypeInfo",),
     "toc.handlers.current_job": ("JobFilter", "current_job"),
     "toc.handlers.hooks": ("HandlerRun", "ScheduleCall"),
     "toc.handlers.typed_handler": ("TypedHandler",),
@@ -104,7 +107,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
     "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
     "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close", "wait",
-    "countdown", "arrive", "debounce", "recur", "recurring", "every",
+    "countdown", "arrive", "debounce", "recur", "recurring", "every", "types",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -142,8 +145,8 @@ __all__ = [
     "Recurring", "RemoteCenter", "RequestFailed", "Retry", "ScheduleCall", "Scheduled",
     "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
     "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
-    "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
+    "TypeInfo", "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
     "connect", "countdown", "current_job", "dead", "debounce", "every", "find", "get", "handler",
     "hooks", "load_settings", "pause", "pauses", "place", "recur", "recurring", "redrive",
-    "reschedule", "resume", "run_now", "schedule", "schedule_each", "schedule_many", "wait",
+    "reschedule", "resume", "run_now", "schedule", "schedule_each", "schedule_many", "types", "wait",
 ]  # fmt: skip

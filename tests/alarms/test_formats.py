@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 
 from toc.alarms.alarm import Alarm, AlarmKey, AlarmKind
-from toc.alarms.formats import AlarmFormat, is_accepted, make_chat_request
+from toc.alarms.formats import (
+    FULLWIDTH_LESS,
+    TEXT_BYTES_MAX,
+    AlarmFormat,
+    is_accepted,
+    make_chat_request,
+)
 
 NOW_MS = 1_700_000_000_123
 SECRET = "SECabc"
 TEXT = "toc (shop): 1 job of order.close died\njob 5: <!channel> & more"
+NO_TAG = TEXT.replace("<", FULLWIDTH_LESS)
 
 
 def body_of(chat: AlarmFormat, text: str = TEXT, secret: str | None = None) -> Any:
@@ -30,7 +37,16 @@ def test_slack_calls_nobody() -> None:
 
 
 def test_wecom() -> None:
-    assert body_of("wecom") == {"msgtype": "text", "text": {"content": TEXT}}
+    assert body_of("wecom") == {"msgtype": "text", "text": {"content": NO_TAG}}
+
+
+@pytest.mark.parametrize("chat", ["feishu", "wecom"])
+def test_an_error_calls_nobody_and_still_fits(chat: AlarmFormat) -> None:
+    """Its text may come from a remote consumer: `<at user_id="all">` would call everybody."""
+    body = body_of(chat, '<at user_id="all"></at><@all>' * 200)
+    text: str = body["content"]["text"] if chat == "feishu" else body["text"]["content"]
+    assert "<" not in text
+    assert len(text.encode()) <= TEXT_BYTES_MAX
 
 
 def test_dingtalk_signs_in_the_query() -> None:
@@ -45,12 +61,12 @@ def test_dingtalk_signs_in_the_query() -> None:
 
 
 def test_feishu_signs_in_the_body() -> None:
-    assert body_of("feishu") == {"msg_type": "text", "content": {"text": TEXT}}
+    assert body_of("feishu") == {"msg_type": "text", "content": {"text": NO_TAG}}
     signed = body_of("feishu", secret=SECRET)
     assert signed["timestamp"] == str(NOW_MS // 1000)
     mac = hmac.new(f"{signed['timestamp']}\n{SECRET}".encode(), digestmod=hashlib.sha256)
     assert signed["sign"] == base64.b64encode(mac.digest()).decode()
-    assert signed["content"] == {"text": TEXT}
+    assert signed["content"] == {"text": NO_TAG}
 
 
 @pytest.mark.parametrize("chat", ["slack", "dingtalk", "feishu", "wecom"])

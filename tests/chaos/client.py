@@ -38,8 +38,10 @@ from tests.chaos.plan import (
     STUBBORN,
     Lines,
     chance,
+    dump_threads_when_asked,
     true_clock,
 )
+from tests.chaos.restricted import PAUSED, PLACES, RATE, SHOP_IDS, SHOPS
 from toc.center.center import TimeoutCenter
 from toc.center.reminder_queue import ReminderQueue
 from toc.client.remote_center import RemoteCenter
@@ -56,6 +58,7 @@ REDRIVE_S = 3.0
 CLERKS = 3
 PULL_PART = 0.25  # of the rate of single jobs: by each clerk of pull types
 PULL_BULK = 20
+BUNCHES_PER_S = 0.8  # of restricted types, by each client
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +196,33 @@ class PullClerk(Clerk):
             self._schedule_twice(biz_id, PULL, action_ms)
 
 
+class RestrictedClerk(Clerk):
+    """Bunches of jobs of restricted types, each bunch due at one moment; and stories of the paused type."""
+
+    def _begin(self) -> None:
+        rng, calls = self._rng, self._calls
+        biz_id, action_ms = next(self._biz), round(calls.now() + rng.uniform(300, 5000))
+        draw = rng.random()
+        if draw < 0.35:
+            self._schedule_bunch(RATE, rng.randint(1, 12), action_ms)
+        elif draw < 0.50:
+            self._schedule_bunch(PLACES, rng.randint(1, 6), action_ms)
+        elif draw < 0.65:
+            shops = [rng.choice(SHOP_IDS) for _ in range(rng.randint(1, 6))]
+            calls.schedule_many([(shop, action_ms) for shop in shops], SHOPS)
+        elif draw < 0.75:
+            self._schedule_bunch(PAUSED, rng.randint(1, 10), action_ms)
+        elif draw < 0.85:
+            calls.schedule(biz_id, rng.choice([RATE, PLACES, PAUSED]), action_ms, {"fail": 1})
+        elif draw < 0.93:
+            self._cancel_if_known(calls.schedule(biz_id, PAUSED, action_ms, {}), action_ms)
+        else:
+            self._move_if_known(calls.schedule(biz_id, PAUSED, action_ms, {}), action_ms)
+
+    def _schedule_bunch(self, biz_type: str, count: int, action_ms: int) -> None:
+        self._calls.schedule_many([(next(self._biz), action_ms) for _ in range(count)], biz_type)
+
+
 def run_bulk(
     calls: Calls, rng: random.Random, rate: float, first_biz: int, clerks: Sequence[Clerk],
     ended: threading.Event, resting: threading.Event,
@@ -254,6 +284,7 @@ def guarded(act: Callable[[], None]) -> Callable[[], None]:
 
 def main(plan: dict[str, Any]) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     center = TimeoutCenter(Settings(**plan["settings"]))
     now = true_clock(plan["wrong_by_s"])
@@ -289,8 +320,11 @@ def main(plan: dict[str, Any]) -> None:
         )
         for n, each in enumerate(callers)
     ]  # fmt: skip
+    restricted = RestrictedClerk(
+        calls, chance(f"{plan['seed']}:restricted"), first + 8 * span, BUNCHES_PER_S, resting
+    )
     acts = [
-        *(lambda clerk=clerk: clerk.run(ended) for clerk in [*clerks, *pull_clerks]),
+        *(lambda clerk=clerk: clerk.run(ended) for clerk in [*clerks, *pull_clerks, restricted]),
         lambda: run_bulk(
             calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended, resting
         ),

@@ -28,6 +28,7 @@ from tests.chaos.plan import (
     PULL_LATE,
     PULL_LONG,
     chance,
+    dump_threads_when_asked,
     end_with_the_rig,
     true_clock,
 )
@@ -220,6 +221,7 @@ def guarded(act: Callable[[], None]) -> Callable[[], None]:
 
 def main(plan: dict[str, Any]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

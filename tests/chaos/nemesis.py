@@ -31,7 +31,8 @@ POISON_S_MAX = (
 LAG_S_MAX = 30.0
 FOREIGN, FOREIGN_S = 300, 20.0
 UNANSWERED = 6
-REDIS_CLOCK = "Redis' clock steps"
+REDIS_CLOCK, DATABASE_CLOCK = "Redis' clock steps", "a database's clock steps"
+REDIS_LINK = "a worker's link to Redis"
 POPPED_S = 3.0  # what was popped by a wrong time has been started, or put back, by then
 STEPS_S = (120, 600, 3600)
 MISFITS = 200  # of each slot: its next ones
@@ -350,7 +351,7 @@ def first_database_hangs(act: Act) -> Sequence[str]:
     return EVERYBODY
 
 
-@fault("a database's clock steps", "mysql redis")
+@fault(DATABASE_CLOCK, "mysql redis")
 def database_elsewhen(act: Act) -> Sequence[str]:
     """Of one of them: no other server agrees with it.
 
@@ -540,7 +541,7 @@ def worker_without_mysql_long(act: Act) -> Sequence[str]:
     return [act.worker.process]
 
 
-@fault("a worker's link to Redis", "worker")
+@fault(REDIS_LINK, "worker")
 def worker_without_redis(act: Act) -> Sequence[str]:
     disturb(act, act.worker.links.to("redis"))
     return NOBODY

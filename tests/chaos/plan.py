@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.chaos.restricted import RAMP, RESTRICTED_TYPES
 
 NO_DATABASE = 69
 """A worker's exit code when it finds no database as it starts: it is to be started again."""
@@ -42,7 +46,8 @@ class Scale:
     @property
     def timeouts_s(self) -> dict[str, float]:
         """By type with handlers."""
-        return dict.fromkeys(TYPES, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
+        all_types = [*TYPES, *RESTRICTED_TYPES]
+        return dict.fromkeys(all_types, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
 
     @property
     def holds_ms(self) -> dict[str, float]:
@@ -79,6 +84,7 @@ class Scale:
                 "stop_s": 10,
             },
             "cluster": {"session_timeout_s": self.session_s},
+            "pauses": RAMP,
             "reconcile": {"watch_s": 20, "grace_s": 5, "overdue_s": 60, "repair": True},
         }
 
@@ -126,6 +132,11 @@ Now = Callable[[], float]
 def true_clock(wrong_by_s: float) -> Now:
     """The machine's time in ms, in a process whose own clock is wrong."""
     return lambda: time.time_ns() / 1e6 - wrong_by_s * 1000
+
+
+def dump_threads_when_asked() -> None:
+    """On SIGUSR1 the stack of each thread goes to standard error: the rig asks who does not end."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def end_with_the_rig() -> None:

@@ -19,10 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.nemesis import FAULTS, NAMES, NOTHING, REDIS_CLOCK, Act, Fault
+from tests.chaos.nemesis import (
+    DATABASE_CLOCK,
+    FAULTS,
+    NAMES,
+    NOTHING,
+    REDIS_CLOCK,
+    REDIS_LINK,
+    Act,
+    Fault,
+)
 from tests.chaos.plan import LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
+from tests.chaos.restricted import RESTRICTED_TYPES
+from tests.chaos.restricted_judge import Breakage, Finding, judge
 from tests.chaos.table import table
-from tests.chaos.world import World, wall_ms
+from tests.chaos.world import WORKERS, World, wall_ms
 from tests.invariants.harness import ROOT
 from tests.worker.waiting import wait_until
 from toc.store.claims import SKEW_MS
@@ -37,17 +48,22 @@ TWO, THREE = "two at once", "three at once"
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run has shown. `holds`: no problem, no trouble."""
+    """What a run has shown. `holds`: no problem, no trouble. findings: on restricted types."""
 
     seed: str
     report: Report
     troubles: list[str]
     directory: Path
     lines: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        return self.report.holds and not self.troubles
+        return self.report.holds and not self.problems_of_restricted and not self.troubles
+
+    @property
+    def problems_of_restricted(self) -> list[str]:
+        return [problem for finding in self.findings for problem in finding.problems]
 
 
 def drawn(rng: random.Random, among: Sequence[Fault]) -> Iterator[list[Fault]]:
@@ -173,24 +189,38 @@ def chaos(
         Nemesis(world, rng).run(acts or drawn(rng, among), time.monotonic() + seconds)
         for client in world.clients:
             client.stop()
+        world.end_restrictions()
         try:
             wait_seldom(lambda: not world.live(), "all jobs to end", QUIET_S_MAX)
         except AssertionError as error:
             world.trouble(str(error))
         world.write_rows()
-        histories = world.histories()
+        histories, seen = world.histories(), world.seen()
     finally:
         world.close()
     rules = Rules(
         late_ms=LATE_MS,
         early_ms={REDIS_CLOCK: SKEW_MS},
         max_attempts={
-            name: terms.get("max_attempts", 16) for name, terms in (TYPES | PULL_TYPES).items()
+            name: terms.get("max_attempts", 16)
+            for name, terms in (TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
         },
         timeouts_ms=scale.holds_ms,
+        held_types=frozenset(RESTRICTED_TYPES),
     )
-    report = check(histories, rules)
-    return Outcome(seed, report, world.troubles, directory, table(report))
+    report, findings = check(histories, rules), judge(seen, breakage())
+    lines = [*table(report), *map(str, findings)]
+    return Outcome(seed, report, world.troubles, directory, lines, findings)
+
+
+def breakage() -> Breakage:
+    """Which faults concern the limits of types, and schedules."""
+    return Breakage(
+        redis={REDIS_LINK, *(one.name for one in FAULTS if "redis" in one.hits)},
+        members={one.name for one in FAULTS if one.hits & {"worker", "zookeeper"}} - {REDIS_LINK},
+        clocks={REDIS_CLOCK, DATABASE_CLOCK},
+        workers=WORKERS,
+    )
 
 
 def choose_faults(names: Sequence[str]) -> list[Fault]:
@@ -251,7 +281,7 @@ def main() -> int:
     )  # fmt: skip
     for line in outcome.lines:
         say(line)
-    for problem in (*outcome.troubles, *outcome.report.problems):
+    for problem in (*outcome.troubles, *outcome.problems_of_restricted, *outcome.report.problems):
         say(str(problem))
     say(f"seed {seed}, on {database}: {'holds' if outcome.holds else 'BROKEN'}")
     if outcome.holds and not asked.keep:

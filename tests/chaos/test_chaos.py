@@ -14,10 +14,11 @@ import pytest
 
 from tests.chaos.nemesis import FAULTS
 from tests.chaos.plan import PULL_TYPES, SHORT, Scale, chance
+from tests.chaos.restricted import RATE, RECURRING
 from tests.chaos.run import Outcome, chaos, combined, drawn, packed
 from tests.deep import deep
 from tests.servers import ServerUnavailableError
-from tests.simulation.broken import copy_with, variant_of
+from tests.simulation.broken import Variant, copy_with, variant_of
 from toc.testing import Kind
 
 # An act takes 20 s, and 90 s beside other tests.
@@ -28,6 +29,19 @@ SEED_AHEAD = "ci-4"  # its first steps of a clock are ahead
 SEED_MARIADB, MARIADB_S = "ci-2", 15
 BROKEN_S, BROKEN_STEPS_S, BROKEN_LEASES_S = 6, 12, 24
 REMOTE = ("consumer killed", "web killed")
+BROKEN_RESTRICTIONS_S = 30
+
+RESTRICTIONS = {
+    "toc/timer/lua/limit_take.lua": [
+        ("room = math.min(room, allowed)", "room = room"),
+        ("if free < room then", "if free < -1000 then"),
+    ],
+    "toc/worker/gate.py": [("self._known = known\n", "self._known = known = {}\n")],
+    "toc/store/recurring_chains.py": [
+        ("next_occurrence(schedule, cursor_ms,", "next_occurrence(schedule, cursor_ms + 10_000,")
+    ],
+}
+"""Changes that leave out each restriction: limits, pauses, and that no nominal time is left out."""
 
 
 def run(directory: Path, seed: str, seconds: float, scale: Scale = SHORT, **how: Any) -> Outcome:
@@ -40,7 +54,8 @@ def run(directory: Path, seed: str, seconds: float, scale: Scale = SHORT, **how:
 
 
 def assert_holds(outcome: Outcome) -> None:
-    text = "\n".join([*outcome.lines, *outcome.troubles, *map(str, outcome.report.problems)])
+    problems = [*outcome.problems_of_restricted, *map(str, outcome.report.problems)]
+    text = "\n".join([*outcome.lines, *outcome.troubles, *problems])
     assert outcome.holds, f"seed {outcome.seed}, in {outcome.directory}:\n{text}"
 
 
@@ -56,6 +71,7 @@ def test_every_fault_once(tmp_path: Path) -> None:
 def test_a_seed_on_mariadb(tmp_path: Path) -> None:
     outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, mariadb=True)
     assert_holds(outcome)
+    assert {RATE, RECURRING} <= outcome.report.by_type.keys()
 
 
 def test_remote_consumers_and_the_replicas_that_serve_them_are_killed(tmp_path: Path) -> None:
@@ -80,6 +96,23 @@ def test_a_lease_that_is_finished_without_its_token_is_caught(tmp_path: Path) ->
     outcome = run(tmp_path / "run", SEED, BROKEN_LEASES_S, faults=["nothing"], root=root)
     assert outcome.report.of(Kind.STALE)
     assert not outcome.troubles
+
+
+@deep
+def test_broken_limits_pauses_and_schedules_are_caught(tmp_path: Path) -> None:
+    root = copy_with(Variant("no restrictions", (), "", 0), tmp_path / "broken")
+    for name, changes in RESTRICTIONS.items():
+        file = root / name
+        text = file.read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        file.write_text(text)
+    outcome = run(tmp_path / "run", SEED, BROKEN_RESTRICTIONS_S, faults=["nothing"], root=root)
+    problems = "\n".join(outcome.problems_of_restricted)
+    for name in ("rate, rate", "places, at once", "shops, at once", "pauses", "recurring"):
+        assert f"{name}: " in problems, problems
+    assert not outcome.holds
 
 
 @pytest.mark.parametrize(

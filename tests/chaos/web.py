@@ -13,13 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.plan import end_with_the_rig
+from tests.chaos.plan import dump_threads_when_asked, end_with_the_rig
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
 
 def main(plan: dict[str, Any]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

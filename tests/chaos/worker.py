@@ -16,7 +16,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.plan import ASYNC, NO_DATABASE, TYPES, Now, end_with_the_rig, true_clock
+from tests.chaos.observations import Observations
+from tests.chaos.plan import (
+    ASYNC,
+    NO_DATABASE,
+    TYPES,
+    Lines,
+    Now,
+    dump_threads_when_asked,
+    end_with_the_rig,
+    true_clock,
+)
+from tests.chaos.restricted import RESTRICTED_TYPES, SLEEPS_S
 from toc.domain.job import Job
 from toc.errors import StoreUnavailable
 from toc.handlers.registry import Registry
@@ -29,9 +40,10 @@ from toc.testing import Ended, Journal, Started
 class Handlers:
     """They write down each start, first of all, and each end; between them, what the attribute says."""
 
-    def __init__(self, journal: Journal, now: Now, lease_s: float) -> None:
+    def __init__(self, journal: Journal, seen: Lines, now: Now, lease_s: float) -> None:
         self._journal, self._now = journal, now
         self._process = process_name()
+        self.observations = Observations(seen, now, self._process)
         self._timeouts_s: dict[str, float] = {}
         self._lease_s = lease_s
 
@@ -40,6 +52,8 @@ class Handlers:
         for name, terms in TYPES.items():
             function = self.act_async if name == ASYNC else self.act
             found.handler(name, timeout=timeouts_s[name], **terms)(function)
+        for name, terms in RESTRICTED_TYPES.items():
+            found.handler(name, timeout=timeouts_s[name], **terms)(self.act_restricted)
         self._timeouts_s = timeouts_s
         return found
 
@@ -54,6 +68,17 @@ class Handlers:
                 time.sleep(wants["sleep_s"])
             if job.lost.wait(wants.get("leases", 0) * self._lease_s):
                 raise RuntimeError("the claim is lost")
+            self._fail(job)
+            failed = False
+        finally:
+            self._ended(job, failed=failed)
+
+    def act_restricted(self, job: Job) -> None:
+        self.observations.note_start(job)
+        self._started(job)
+        failed = True
+        try:
+            time.sleep(SLEEPS_S.get(job.biz_type, 0))
             self._fail(job)
             failed = False
         finally:
@@ -98,6 +123,7 @@ class Handlers:
 
 def main(plan: dict[str, Any]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    dump_threads_when_asked()
     ended, restart = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -109,7 +135,10 @@ def main(plan: dict[str, Any]) -> int:
 
     journal = Journal(Path(plan["journal"]))
     settings = Settings(**plan["settings"])
-    handlers = Handlers(journal, true_clock(plan["wrong_by_s"]), settings.worker.lease_s)
+    handlers = Handlers(
+        journal, Lines(Path(plan["seen"])), true_clock(plan["wrong_by_s"]), settings.worker.lease_s
+    )
+    handlers.observations.watch_process()
     node = Node(
         settings, handlers=handlers.registry(plan["timeouts_s"]), restart_wanted=restart_wanted
     )

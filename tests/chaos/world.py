@@ -18,7 +18,11 @@ from typing import Any
 import redis
 from sqlalchemy import make_url
 
-from tests.chaos.plan import LONG, NO_DATABASE, POISON, PULL_TYPES, Scale
+from tests.chaos.occurrence_rows import read_occurrences, write_occurrences
+from tests.chaos.plan import LONG, NO_DATABASE, POISON, PULL_TYPES, Lines, Scale, chance
+from tests.chaos.restricted import LIMITS, RESTRICTED_TYPES
+from tests.chaos.restricted_history import Seen, read_seen
+from tests.chaos.restrictions import Restrictions
 from tests.http.served_world import declare_type, make_token
 from tests.invariants.harness import ROOT, Stack
 from tests.reliability.fleet import Fleet
@@ -42,6 +46,7 @@ from toc.testing.history import KINDS
 WORKERS, CLIENTS, DATABASES = 3, 2, 2
 WEBS, CONSUMERS = 2, 2
 READY_S, END_S = 60.0, 60.0
+DUMP_S = 1.0
 WATCH_S = 0.05
 OVERDUE_MS = 1000
 
@@ -115,6 +120,7 @@ class Host:
             "journal": str(base.with_suffix(".history")),
             "asked": str(base.with_suffix(".asked")),
             "ready": str(base.with_suffix(".ready")),
+            "seen": str(base.with_suffix(".seen")),
             "urls": self.links.urls,
             "wrong_by_s": wrong_by_s,
             "seed": f"{self._world.seed}:{self.name}:{self._starts}",
@@ -180,7 +186,9 @@ class Host:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._world.trouble(f"{self.name} did not end within {END_S:g} s")
+            self._signal(signal.SIGUSR1)  # its log has the stacks of its threads
+            time.sleep(DUMP_S)
+            self._world.trouble(f"{self.name} did not end within {END_S:g} s: see {self.log}")
             self._process.kill()
             self._process.wait()
         self.died()
@@ -257,6 +265,12 @@ class World:
         for name, terms in PULL_TYPES.items():
             timeout_s = self.scale.lease_s
             declare_type(self.stack.settings, name, mode="pull", timeout_s=timeout_s, **terms)
+        for name, limit in LIMITS.items():
+            declare_type(self.stack.settings, name, **limit.fields)
+        self.restrictions = Restrictions(
+            self.stack.center, chance(f"{self.seed}:restricted"),
+            Lines(self.directory / "pauses.lines"), wall_ms,
+        )  # fmt: skip
         token = make_token(self.stack.settings, ("chaos.*",))
         ports = [free_port() for _ in range(WEBS)]
         self._web_urls = [f"127.0.0.1:{port}" for port in ports]
@@ -323,6 +337,17 @@ class World:
         self._watcher.start()
         for host in self.hosts:
             host.wait_ready()
+        self.restrictions.start()
+
+    def end_restrictions(self) -> None:
+        """Ends the pauses, and the recurring schedules when they have reached the present."""
+        try:
+            self.restrictions.end_pauses()
+            self.restrictions.end_chains()
+        except AssertionError as error:
+            self.trouble(str(error))
+        if self.restrictions.error is not None:
+            self.trouble(f"pausing has ended with {self.restrictions.error!r}")
 
     def close(self) -> None:
         """Ends everything that was started, without ceremony."""
@@ -417,9 +442,14 @@ class World:
     # ---- what the databases say
 
     def overdue(self) -> int | None:
-        """Live jobs that nobody has looked at for more than a second; None: no answer."""
+        """Live jobs that nobody has looked at for more than a second; None: no answer.
+
+        Without those of restricted types: they wait on purpose.
+        """
         due = "CASE status WHEN 1 THEN lease_end_time ELSE due_time END"
         late = f"{due} < UTC_TIMESTAMP(3) - INTERVAL {OVERDUE_MS * 1000} MICROSECOND"
+        names = ", ".join(f"'{name}'" for name in RESTRICTED_TYPES)
+        late += f" AND type_no NOT IN (SELECT type_no FROM toc_biz_type WHERE name IN ({names}))"
         try:
             return sum(int(n) for (n,) in self.fleet._select("COUNT(*)", late))
         except Exception:  # noqa: BLE001 - the database is away, in whatever way
@@ -455,6 +485,14 @@ class World:
         with Journal(self.directory / "rows.history") as journal:
             for row in rows(self.stack.settings):
                 journal.write(row)
+            write_occurrences(self.stack.settings, journal)
+
+    def seen(self) -> Seen:
+        """What the run has shown of the restricted types."""
+        found = read_seen(self.directory)
+        found.pauses = self.restrictions.pauses
+        found.occurrences = read_occurrences(self.stack.settings)
+        return found
 
     def histories(self) -> list[Path]:
         return sorted(self.directory.glob("*.history"))

@@ -37,6 +37,17 @@ def test_pause_list_and_resume(toc: Toc) -> None:
 
 
 @pytest.mark.usefixtures("servers")
+def test_a_type_that_nobody_knows_is_paused_with_a_warning(toc: Toc) -> None:
+    assert toc("schedule", "1", "1h", "--type", "known.type").code == exit_codes.OK
+    assert toc("pause", "known.type").err == ""
+    mistyped = toc("pause", "known.typo")
+    assert mistyped.code == exit_codes.OK
+    assert "no job has ever had the type 'known.typo'" in mistyped.err
+    for name in ("known.type", "known.typo"):
+        toc("resume", name, "--now")
+
+
+@pytest.mark.usefixtures("servers")
 @pytest.mark.parametrize(
     "words",
     [

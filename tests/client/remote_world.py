@@ -87,7 +87,7 @@ class BlockingCenter:
 
     def __getattr__(self, name: str) -> Any:
         verb = getattr(self.center, name)
-        if name == "recurring":
+        if name in ("recurring", "types"):
             return BlockingVerbs(verb, self._thread)
         return lambda *args, **options: self._thread.run(verb(*args, **options))
 

@@ -171,9 +171,9 @@ def test_of_two_changes_at_the_same_time_none_is_lost(library: Library) -> None:
 
 def test_a_repeated_insert_finds_its_own_row(library: Library) -> None:
     row = TypeVersion(NAME, 1, "{}", library.now_ms, "abc", "ann", None, False, None)
-    assert declared_types._insert_version(library.databases[0], row)
-    assert declared_types._insert_version(library.databases[0], row)
-    assert not declared_types._insert_version(library.databases[0], row._replace(change_id="other"))
+    assert declared_types.COPIES.insert(library.databases[0], row)
+    assert declared_types.COPIES.insert(library.databases[0], row)
+    assert not declared_types.COPIES.insert(library.databases[0], row._replace(change_id="other"))
 
 
 def test_only_changes_are_read_again(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_settings_that_cannot_be_read_stop_only_their_type(
     declare(library)
     declare(library, "report")
     row = TypeVersion("report", 2, '{"mode":"x"}', library.now_ms, "abc", "who", None, False, None)
-    declared_types._insert_version(library.databases[0], row)
+    declared_types.COPIES.insert(library.databases[0], row)
     cache = read(library)
     assert list(cache.all()) == [NAME]
     assert "mode" in cache.faults["report"]

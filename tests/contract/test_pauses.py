@@ -96,7 +96,7 @@ def test_of_two_changes_with_one_version_the_later_counts_everywhere(two: Librar
         row = PauseRow(
             TARGET, 1, settings, now_ms + later_ms, actor, actor, None, copied=False, peak_per_min=0
         )
-        assert pauses._insert_row(database, row)
+        assert pauses.COPIES.insert(database, row)
     cache = PauseCache(two.databases)
     cache.read_all_copies()
     assert [cache.complete_copy(database) for database in two.databases] == [1, 1]

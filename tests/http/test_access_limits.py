@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.contract.library import Library
 from tests.http.web_world import WebWorld
+from toc.domain.times import datetime_of
 
 NOT_A_TOKEN = "toc_000000000000_" + "a" * 43
 
@@ -22,6 +24,12 @@ def tight(small_library: Library) -> Iterator[WebWorld]:
 
 def job(biz_id: int, **fields: Any) -> dict[str, Any]:
     return {"biz_id": biz_id, "biz_type": "order.close", "delay": 60} | fields
+
+
+def half_an_hour(world: WebWorld) -> dict[str, str]:
+    """The range of a backfill that ends now."""
+    now = datetime_of(world.library.clock.wall_ms())
+    return {"start": (now - timedelta(minutes=30)).isoformat(), "end": now.isoformat()}
 
 
 def test_a_business_id_gets_so_many_live_jobs(tight: WebWorld) -> None:
@@ -48,6 +56,30 @@ def test_in_a_bulk_only_the_jobs_of_the_full_business_id_are_refused(tight: WebW
     whole = tight.post("/v1/jobs", {"jobs": [job(9)] * 5}).json()["results"]
     assert all("problem" in result for result in whole)
     assert tight.library.count() == 6
+
+
+def test_jobs_of_a_schedule_need_room_too(tight: WebWorld) -> None:
+    """Else a token could make any number of jobs by backfills."""
+    body = {"biz_type": "order.close", "every": 60}
+    assert tight.call("PUT", "/v1/recurring/often", body).status_code == 200  # its first job
+    refused = tight.post("/v1/recurring/often:backfill", half_an_hour(tight))
+    assert (refused.status_code, refused.json()["rule"]) == (429, "web.limits.jobs_per_biz_id")
+    assert tight.library.count() == 1
+
+
+def test_each_job_of_a_backfill_costs(small_library: Library) -> None:
+    """As much as a bulk of so many jobs: with a cost of 1, a burst of 50 calls is used up at once."""
+    limits = {"calls_per_s": 1, "calls_per_s_all": 1e6, "burst_s": 50, "item_cost": 1}
+    with WebWorld(small_library, limits=limits) as world:
+        token = world.make_token()
+        body = {"biz_type": "order.close", "every": 60}
+        world.call("PUT", "/v1/recurring/often", body, token=token)
+        part = half_an_hour(world)
+        codes = [
+            world.post("/v1/recurring/often:backfill", part, token=token).status_code
+            for _ in range(2)
+        ]
+        assert codes == [200, 429]
 
 
 def test_wrong_tokens_shut_out_nobody_else(tight: WebWorld) -> None:

@@ -10,6 +10,7 @@ import secrets
 from typing import Any, NamedTuple
 
 import pytest
+import sqlalchemy
 
 from tests.http.web_world import WebWorld
 from toc.access.caller import SCOPES
@@ -92,8 +93,16 @@ CALLS: dict[tuple[str, str], _Line] = {
         NOT_FOUND,
     ),
     ("GET", "/v1/types"): _Line("/v1/types"),
+    ("GET", "/v1/types/{biz_type}"): _Line("/v1/types/order.close", hidden=NOT_FOUND),
+    ("PUT", "/v1/types/{biz_type}"): _Line("/v1/types/order.close", {"mode": "pull"}),
+    ("PATCH", "/v1/types/{biz_type}"): _Line("/v1/types/order.close", {"timeout_s": 30}),
+    ("POST", "/v1/types/{biz_type}:forget"): _Line("/v1/types/{biz}.old:forget", {}),
     ("POST", "/v1/types/{biz_type}:pause"): _Line("/v1/types/order.close:pause", {"delay": 0.001}),
     ("POST", "/v1/types/{biz_type}:resume"): _Line("/v1/types/order.close:resume", {"now": True}),
+    ("POST", "/v1/topics/{topic}:pause"): _Line("/v1/topics/other:pause", {"delay": 0.001}),
+    ("POST", "/v1/topics/{topic}:resume"): _Line("/v1/topics/other:resume", {"now": True}),
+    ("POST", "/v1/all:pause"): _Line("/v1/all:pause", {"delay": 0.001}),
+    ("POST", "/v1/all:resume"): _Line("/v1/all:resume", {"now": True}),
     ("GET", "/v1/pauses"): _Line("/v1/pauses", hidden={"pauses": []}),
     ("POST", "/v1/leases"): _Line("/v1/leases", {"types": ["order.close"]}, hidden={"leases": []}),
     ("POST", "/v1/leases:finish"): _Line("/v1/leases:finish", ITEMS, ITEM_UNKNOWN),
@@ -102,8 +111,15 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("POST", "/v1/leases:release"): _Line("/v1/leases:release", ITEMS, ITEM_UNKNOWN),
 }
 OF_ALL_TENANTS = {
+    ("PUT", "/v1/types/{biz_type}"),
+    ("PATCH", "/v1/types/{biz_type}"),
+    ("POST", "/v1/types/{biz_type}:forget"),
     ("POST", "/v1/types/{biz_type}:pause"),
     ("POST", "/v1/types/{biz_type}:resume"),
+    ("POST", "/v1/topics/{topic}:pause"),
+    ("POST", "/v1/topics/{topic}:resume"),
+    ("POST", "/v1/all:pause"),
+    ("POST", "/v1/all:resume"),
 }
 """Routes that concern the jobs of all tenants: a token with a tenant may not call them."""
 PUBLIC = {("GET", "/v1/health"), ("GET", OPENAPI_PATH)}
@@ -115,6 +131,8 @@ def scoped_routes() -> list[Route]:
 
 def call(web: WebWorld, route: Route, job_id: str, biz: str, token: str | None) -> Any:
     line = CALLS[route.method, route.path]
+    if route.path.endswith(":forget"):
+        web.declare(f"{biz}.old")
     body = with_ids(line.body, job_id, biz)
     return web.call(route.method, with_ids(line.path, job_id, biz), body, token=token)
 
@@ -190,6 +208,9 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
         return
     if route.path == "/v1/types":
         return  # test_types_are_those_of_the_token
+    if route.path == "/v1/types/{biz_type}":  # a type is of all tenants
+        assert response.status_code == (404 if who == "another type" else 200)
+        return
     if (
         route.path in ("/v1/jobs", "/v1/jobs:countdown", "/v1/jobs:debounce")
         and who != "another type"
@@ -231,6 +252,26 @@ def _assert_schedule_is_hidden(
         "GET", f"/v1/recurring/{blue}.nightly", token=shared.make_token(tenant=blue)
     ).json()
     assert (own["version"], own["paused_since"], own["made"]) == (1, None, 1)
+
+
+def test_the_list_reads_no_schedules_of_other_tenants(shared: WebWorld) -> None:
+    """Else their number and their rules would cost the caller's time, and the server's."""
+    blue, _ = blue_job(shared)
+    red, _ = blue_job(shared)
+    engine, found = sqlalchemy.Engine, list[object]()  # of all pools
+
+    def note(_connection: object, cursor: Any, statement: str, values: Any, *_: object) -> None:
+        if "FROM toc_recurring" in statement:
+            found.append(values)
+
+    sqlalchemy.event.listen(engine, "before_cursor_execute", note)
+    try:
+        response = shared.get("/v1/recurring", token=shared.make_token(["read"], tenant=blue))
+    finally:
+        sqlalchemy.event.remove(engine, "before_cursor_execute", note)
+    assert [each["name"] for each in response.json()["recurring"]] == [f"{blue}.nightly"]
+    assert found
+    assert all(blue in str(values) and red not in str(values) for values in found)
 
 
 def test_a_schedule_of_a_foreign_type_is_not_taken_over(shared: WebWorld) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.http.web_world import WebWorld
@@ -31,6 +33,67 @@ def test_pause_list_and_resume(web: WebWorld) -> None:
     ]
 
 
+def test_only_declared_types_are_paused(small: WebWorld) -> None:
+    """Else a token could fill the table that every process reads twice a second."""
+    refused = small.post("/v1/types/order.closed:pause")
+    assert (refused.status_code, refused.json()["field"]) == (422, "biz_type")
+    assert small.post("/v1/types/order.closed:resume").json()["state"] == "over"
+    small.post(PAUSE)
+    with small.library.databases[0].engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT target FROM toc_pause").all()
+    assert "type:order.closed" not in [target for (target,) in rows]
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "action"),
+    [("/v1/topics/orders", "topic:orders", "topics"), ("/v1/all", "all", "all")],
+)
+def test_a_topic_and_everything(web: WebWorld, path: str, target: str, action: str) -> None:
+    made = web.post(f"{path}:pause", {"delay": 60, "reason": "the database moves"})
+    assert made.status_code == 200, made.text
+    pause = made.json()
+    assert (pause["target"], pause["state"]) == (target, "paused")
+    assert (pause["actor"][:6], pause["reason"]) == ("token:", "the database moves")
+    assert web.get("/v1/pauses").json() == {"pauses": [pause]}
+    assert web.post(f"{path}:resume").json()["state"] == "ramping"
+    assert web.post(f"{path}:resume", {"now": True}).json()["state"] == "over"
+    assert [(row[3], row[4], row[6]) for row in web.audit()] == [
+        (f"{action}.pause", target, "paused"),
+        (f"{action}.resume", target, "ramping"),
+        (f"{action}.resume", target, "over"),
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/topics/orders", "/v1/all"])
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+@pytest.mark.parametrize(
+    "rights",
+    [
+        {"biz_types": ["order.*"]},
+        {"biz_types": ["?*", "**"]},
+        {"tenant": "blue"},
+        {"scopes": ["schedule", "cancel", "consume", "read", "operate"]},
+    ],
+    ids=["some types", "patterns", "a tenant", "not admin"],
+)
+def test_a_topic_and_everything_need_a_token_for_all(
+    small: WebWorld, path: str, verb: str, rights: dict[str, Any]
+) -> None:
+    small.backend.center.pause(topic="orders")
+    small.backend.center.pause(everything=True)
+    before = small.get("/v1/pauses").json()
+    refused = small.post(f"{path}:{verb}", token=small.make_token(**rights))
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert small.get("/v1/pauses").json() == before
+
+
+@pytest.mark.parametrize("topic", ["a b", "-", "x" * 65, "pull:report", "%C3%A4"])
+def test_a_wrong_topic_is_refused(small: WebWorld, topic: str) -> None:
+    refused = small.post(f"/v1/topics/{topic}:pause")
+    assert (refused.status_code, refused.json()["field"]) == (422, "topic")
+    assert small.get("/v1/pauses").json() == {"pauses": []}
+
+
 def test_resuming_what_was_never_paused_changes_nothing(small: WebWorld) -> None:
     assert small.post("/v1/types/report:resume").json()["state"] == "over"
 
@@ -48,9 +111,10 @@ def test_resuming_what_was_never_paused_changes_nothing(small: WebWorld) -> None
     ],
 )
 def test_a_wrong_pause_is_refused(small: WebWorld, body: dict[str, object], field: str) -> None:
-    refused = small.post(PAUSE, body)
-    assert refused.status_code == 422, refused.text
-    assert refused.json()["field"].endswith(field)
+    for path in (PAUSE, "/v1/topics/orders:pause", "/v1/all:pause"):
+        refused = small.post(path, body)
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["field"].endswith(field)
     assert small.get("/v1/pauses").json() == {"pauses": []}
 
 

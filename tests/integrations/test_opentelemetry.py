@@ -125,11 +125,14 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
 def test_a_schedule_that_fails_ends_its_span_with_the_error(make_rig: MakeRig) -> None:
     rig, spans = make_traced_rig(make_rig)
     options: dict[str, Any] = {"biz_type": TYPE, "dedup_key": "k", "on_duplicate": "error"}
-    rig.center.schedule(1, NOW, **options)
+    rig.center.schedule("A-42", NOW, **options)
     with pytest.raises(Exception, match="dedup_key"):
-        rig.center.schedule(1, NOW, **options)
+        rig.center.schedule("A-42", NOW, **options)
     good, bad = spans.named(f"schedule {TYPE}")
     assert (good.status.status_code, bad.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
+    assert bad.attributes is not None
+    assert bad.attributes["error.type"] == "duplicate"
+    assert "A-42" not in bad.to_json()
 
 
 def test_a_trace_that_the_caller_gives_is_continued(make_rig: MakeRig) -> None:

@@ -102,7 +102,7 @@ class WorkerProcess:
                 words[0] == "ready" and words[-1] == str(self.pid) for words in self._stack.words()
             )
 
-        wait_until(ready, f"{self.name} to be ready", 40)
+        wait_until(ready, f"{self.name} to be ready", 90)
         return self
 
     @property

@@ -76,4 +76,8 @@ def test_jobs_of_one_partition_have_one_name_which_does_not_show_the_value() -> 
         partition("payload.shop"), partition("biz_id"), partition("tenant"),
     }  # fmt: skip
     assert len(names) == 7
+    terms = make_limit_terms("5/s", None, None, "payload.shop")
+    assert terms is not None
+    for odd in (None, [1], "x", 5):  # of a row that a person wrote: it must not stop the batch
+        assert terms.partition_of("order-7", "acme", odd) == partition("payload.shop")
     assert not any("order" in name or "acme" in name for name in names)

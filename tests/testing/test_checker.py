@@ -552,6 +552,23 @@ def test_lateness_is_of_first_starts_and_since_they_were_asked_for() -> None:
     assert report.by_type[TYPE] == report.lateness
 
 
+def test_lateness_of_held_types_is_in_no_total() -> None:
+    paused = "report.send"
+    history = [
+        DATABASE, scheduled(), *run(1001), row(),
+        scheduled(2, biz_type=paused), start(5000, job_id=2, biz_type=paused), end(5001, job_id=2),
+        row(job_id=2),
+    ]  # fmt: skip
+    report = verdict(history, Rules(held_types=frozenset({paused})))
+    assert report.lateness.max_ms == 1
+    assert report.by_type[paused].max_ms == 4000
+    assert report.by_fault["database killed"].worst_ms == 1
+    assert report.by_fault["database killed"].recovery_ms == 0
+    counted = verdict(history)
+    assert counted.lateness.max_ms == 4000
+    assert counted.by_fault["database killed"].worst_ms == 4000
+
+
 def test_lateness_in_and_after_a_fault_and_its_recovery() -> None:
     def job(job_id: int, due_ms: int, start_ms: float) -> History:
         return [

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import mysql
 import toc
 from toc import sinks, testing
 from toc.center.recurring_verbs import RecurringVerbs
+from toc.center.type_verbs import TypeVerbs
 from toc.cli.settings import make_settings_markdown
 from toc.errors import TocError
 from toc.handlers.registry import Registry
@@ -67,9 +68,9 @@ def _entry(name: str, thing: Any) -> str:
     parts = [f"\n### {name}\n"]
     if _is_error(thing):
         parts.append(f"Derives from `{thing.__bases__[0].__name__}`.\n")
-    if not callable(thing):  # an object whose methods are the verbs, as toc.recurring
+    if not callable(thing):  # an object whose methods are the verbs, as toc.recurring and toc.types
         thing = documented = type(thing)
-    signature = "" if thing is RecurringVerbs else _signature(name, thing)
+    signature = "" if thing in (RecurringVerbs, TypeVerbs) else _signature(name, thing)
     if signature:
         parts.append(f"```python\n{signature}\n```\n")
     parts.append(f"```text\n{inspect.getdoc(documented)}\n```\n")

@@ -162,6 +162,17 @@ def test_what_is_not_json_is_refused(value: Any) -> None:
     assert caught.value.field == "attribute"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [["4111"], {"card": "4111", "x": object()}, {"card": "4111", "$toc.codec": 1}, {"4111": [[]]}],
+)
+def test_no_error_shows_an_attribute(value: Any) -> None:
+    """It may be secret, and an error of a handler stands in dead letters, logs and alarms."""
+    with pytest.raises(InvalidInput) as caught:
+        encode_attribute(value, 5)
+    assert "4111" not in f"{caught.value} {caught.value.value}"
+
+
 def test_what_is_too_deep_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^attribute: must be JSON"):
         encode_attribute(deep(), 4096)

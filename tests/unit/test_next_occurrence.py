@@ -122,6 +122,14 @@ def test_a_definition_that_cannot_be_read_says_so(text: str) -> None:
         RecurringSchedule.from_json("n", None, text)
 
 
+def test_the_attribute_of_an_unreadable_definition_is_not_shown() -> None:
+    made = RecurringSchedule("n", "t", Recurrence(every_s=60), attribute='{"card":"4111"}')
+    newer = made.to_json().replace("}", ',"moon_phase":1}')
+    with pytest.raises(InvalidInput) as caught:
+        RecurringSchedule.from_json("n", None, newer)
+    assert "4111" not in f"{caught.value} {caught.value.value}"
+
+
 @pytest.mark.parametrize(
     ("field", "values"),
     [

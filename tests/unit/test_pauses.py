@@ -21,10 +21,12 @@ from toc.domain.pauses import (
     topic_of_target,
 )
 from toc.errors import InvalidInput
+from toc.limits.ramp_starts import RampStarts
 from toc.runtime.admission import Admission
 from toc.store.due_pages import TypesExcept
 from toc.store.pauses import KnownPause, PauseRow
 from toc.testing import TestClock
+from toc.timer.limit_store import PartitionAnswer
 from toc.worker.admission import AdmissionChain, RampAdmission, chain_admissions
 from toc.worker.gate import Gate, ScannedTypes
 
@@ -176,7 +178,7 @@ def test_a_chain_of_few() -> None:
 )
 def test_a_ramp_admits_no_more_than_its_rate(rate: float, asked: list[tuple[float, int]]) -> None:
     clock = TestClock()
-    ramp = RampAdmission(lambda: rate, clock)
+    ramp = RampAdmission("type:a", lambda: rate, RampStarts(clock), clock)
     began_s, admitted = clock.monotonic_s(), list[tuple[float, int]]()
     for wait_s, wanted in asked:
         clock.advance(wait_s)
@@ -291,20 +293,62 @@ def test_limits_join_the_chain_of_a_type() -> None:
     assert gate.is_open
 
 
-def test_a_ramp_is_shared_by_the_processes_and_grows_with_a_late_peak() -> None:
+def test_without_redis_a_ramp_is_divided_and_grows_with_a_late_peak() -> None:
     clock = TestClock()
     gate = Gate(clock=clock, now_ms=lambda: 1000)
     pause = Pause("type:a", 0, 1000, Ramp(start=0.5, step_s=10, rate_min=1))
     gate.update_pauses({"type:a": known(pause, peak=6000)})  # 100 a second
-    gate.share = 0.5
+    gate.ramp_starts.set_nodes(0, 2)
     admission = gate.admission_of_topic("type:a")
     assert admission is not None
+    assert admission.admit(1000) == 0  # the bucket begins empty
     clock.advance(1.0)
     assert admission.admit(1000) == 5  # 25 a second, and 0.2 s of them at once
-    gate.update_pauses({"type:a": known(pause, peak=60_000)})
+    gate.update_pauses({"type:a": known(pause, version=2, peak=60_000)})
     clock.advance(1.0)
-    assert gate.admission_of_topic("type:a") is admission
+    later = gate.admission_of_topic("type:a")
+    assert later is admission  # a second bucket would allow a second burst
     assert admission.admit(1000) == 50
+
+
+def test_the_next_ramp_of_a_target_begins_with_an_empty_bucket() -> None:
+    clock, now_ms = TestClock(), [1000]
+    gate = Gate(clock=clock, now_ms=lambda: now_ms[0])
+    for until_ms in (1000, 50_000):
+        now_ms[0] = until_ms
+        gate.update_pauses({"all": known(Pause("all", 0, until_ms, Ramp(step_s=10)))})
+        admission = gate.admission_of_topic("default")
+        assert admission is not None
+        assert admission.admit(1000) == 0
+        clock.advance(60)
+        assert admission.admit(1000) > 0
+        gate.update_pauses({})
+        assert gate.admission_of_topic("default") is None
+        clock.advance(60)
+
+
+def test_a_ramp_is_asked_last() -> None:
+    """It alone calls a server, and what it gave would have to be returned."""
+    clock = TestClock()
+    gate = Gate(clock=clock, now_ms=lambda: 1000)
+    gate.update_pauses({"type:a": known(Pause("type:a", 0, 1000, Ramp()), peak=60_000)})
+    limit = Counted(0)
+    gate.set_limits({"a": limit})
+    taken: list[int] = []
+    take = gate.ramp_starts.take_starts
+
+    def recorded(target: str, rate_per_s: float, wanted: int) -> PartitionAnswer:
+        taken.append(wanted)
+        return take(target, rate_per_s, wanted)
+
+    gate.ramp_starts.take_starts = recorded  # type: ignore[method-assign]
+    admission = gate.admission_of_topic("type:a")
+    assert admission is not None
+    assert admission.admit(10) == 0
+    assert taken == []
+    limit.left = 3
+    admission.admit(10)
+    assert taken == [3]
 
 
 def test_listeners_hear_of_changes_only() -> None:

@@ -7,12 +7,13 @@ import dataclasses
 import inspect
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from tests.worker.rig import LONG_AGO
@@ -35,6 +36,25 @@ class Close(BaseModel):
         if value.startswith("4111"):
             raise ValueError(f"a card number: {value}")
         return value
+
+
+class ByCard(BaseModel):
+    method: Literal["card"]
+    number: str
+
+    @field_validator("number")
+    @classmethod
+    def _refuse_all(cls, value: str) -> str:
+        raise PydanticCustomError("bad_card", "the card {number} is refused", {"number": value})
+
+
+class ByBill(BaseModel):
+    method: Literal["bill"]
+
+
+class Payment(BaseModel):
+    by: Annotated[ByCard | ByBill, Field(discriminator="method")]
+    shares: dict[int, int] = {}
 
 
 class Strict(BaseModel):
@@ -113,6 +133,9 @@ def test_a_typed_dict_and_a_strict_model_are_read_as_json() -> None:
         (Report, {"pages": 1, "tags": ["a", 4111]}, "attribute/tags/1"),
         (Report, {"pages": SECRET}, "attribute/pages"),
         (Note, {"text": "x"}, "attribute/level"),
+        (Payment, {"by": {"method": "card", "number": SECRET}}, "attribute/by/card/number"),
+        (Payment, {"by": {"method": SECRET}}, "attribute/by"),
+        (Payment, {"by": {"method": "bill"}, "shares": {SECRET: 1}}, "attribute/shares/[key]"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_no_value_is_shown(

@@ -15,7 +15,7 @@ from toc.domain.job import Job, Status
 from toc.domain.retry_policies import DelayList, Exponential
 from toc.handlers.registry import HandlerSpec
 from toc.runtime.setting_groups import TopicSettings
-from toc.store.declared_types import DeclaredTypes, TypeVersion, _insert_version
+from toc.store.declared_types import COPIES, DeclaredTypes, TypeVersion
 from toc.store.due_pages import TypesExcept
 from toc.worker.worker import Worker
 
@@ -131,7 +131,7 @@ def test_a_declaration_that_cannot_be_read_is_run_by_nobody(make_rig: MakeRig) -
     declare(rig, "a")
     state = rig.center._open_connections()
     row = TypeVersion("a", 2, '{"mode":"new"}', 0, "abc", "who", None, copied=False, account=None)
-    _insert_version(state.databases[0], row)
+    COPIES.insert(state.databases[0], row)
     worker = rig.start()
     job_id = rig.center.schedule(1, NOW, biz_type="a")
     assert rig.offer(worker, job_id) == 0

@@ -12,6 +12,8 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
+from toc.domain.pauses import Pause
+from toc.store.pauses import KnownPause, PauseRow
 from toc.worker import lease_recovery
 from toc.worker.lease_recovery import ALONE
 from toc.worker.worker import Worker
@@ -118,6 +120,36 @@ def test_a_suspect_that_somebody_else_took_is_left_to_him(make_rig: MakeRig) -> 
     wait_until(lambda: not worker.recoveries[0]._queued_ids)
     assert rig.row(job_id)[:2] == (Status.RUNNING, 2)
     assert started == []
+
+
+@pytest.mark.parametrize("target", [f"type:{TYPE}", "all"])
+def test_a_suspect_that_was_queued_before_a_pause_waits_for_its_end(
+    make_rig: MakeRig, target: str
+) -> None:
+    rig = make_rig()
+    first, started = Gate(), list[Job]()
+    rig.handler("first")(first)
+    rig.handler()(started.append)
+    worker = rig.alone()
+    runs, lost = lose(rig, 1, biz_type="first"), lose(rig, 2)
+    rig.offer(worker, runs)
+    first.wait()  # the next suspect waits for the end of this one
+    rig.offer(worker, lost)
+    recovery = worker.recoveries[0]
+    assert lost in recovery._queued_ids
+    row = PauseRow(target, 1, "", 0, "c", "ann", None, False, 0)
+    gate, taken_over = worker.context.process.gate, metric("toc_jobs_taken_over_total")
+    gate.update_pauses({target: KnownPause(Pause(target, 0), row)})
+    first.open.set()
+    wait_until(lambda: not recovery._queued_ids, "both suspects to be processed")
+    # It is not taken over, which the pool would have to undo: it gives back what is paused.
+    assert metric("toc_jobs_taken_over_total") == taken_over
+    assert rig.row(lost)[:2] == (Status.RUNNING, 1)
+    assert started == []
+    gate.update_pauses({})
+    rig.offer(worker, lost)
+    rig.wait_for(Status.DONE, runs, lost)
+    assert [job.attempts for job in started] == [2]
 
 
 def test_a_job_that_lost_its_last_lease_is_buried(make_rig: MakeRig) -> None:

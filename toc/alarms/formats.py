@@ -16,6 +16,9 @@ from urllib.parse import quote_plus
 AlarmFormat = Literal["slack", "dingtalk", "feishu", "wecom"]
 TEXT_BYTES_MAX = 2000
 """WeCom takes 2048 bytes, the others more."""
+FULLWIDTH_LESS = "\uff1c"
+_CALLED_BY_TAGS: tuple[AlarmFormat, ...] = ("feishu", "wecom")
+"""Chats in which `<at user_id="all">` or `<@userid>` in a text calls people."""
 
 
 class ChatRequest(NamedTuple):
@@ -26,7 +29,12 @@ class ChatRequest(NamedTuple):
 
 
 def make_chat_request(chat: AlarmFormat, text: str, secret: str | None, now_ms: int) -> ChatRequest:
-    """The request for one message. `secret`: signs it (DingTalk and Feishu). `now_ms`: ms since 1970."""
+    """The request for one message. `secret`: signs it (DingTalk and Feishu). `now_ms`: ms since 1970.
+
+    The text calls nobody, whatever an error's text says.
+    """
+    if chat in _CALLED_BY_TAGS:
+        text = text.replace("<", FULLWIDTH_LESS)  # there is no escape
     text = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore")
     return _MAKERS[chat](text, secret, now_ms)
 

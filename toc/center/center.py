@@ -62,6 +62,7 @@ from toc.timer.reminder import Reminder
 if TYPE_CHECKING:
     from toc.center.after_commit import AnySession
     from toc.center.recurring_verbs import RecurringOptions, RecurringVerbs
+    from toc.center.type_verbs import TypeVerbs
     from toc.domain.recurrence import Gap
     from toc.domain.recurring import Overlap, Recurring
     from toc.handlers.typed_handler import TypedHandler
@@ -745,6 +746,16 @@ class TimeoutCenter:
         nothing. Raises InvalidInput, StoreUnavailable.
         """
         return self.recurring.add(name, actor=actor, reason=reason, **options)
+
+    # ---- types
+
+    @property
+    def types(self) -> TypeVerbs:
+        """The declared types: declare, set, forget, get, list."""
+        # Imported here: most clients change no types.
+        from toc.center.type_verbs import TypeVerbs  # noqa: PLC0415
+
+        return TypeVerbs(self._open_connections)
 
     def every(
         self,

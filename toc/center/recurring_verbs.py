@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from itertools import islice
@@ -12,9 +13,9 @@ from toc.domain.argument_checks import check_actor, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id, check_tenant
 from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
-from toc.errors import InvalidInput
+from toc.errors import InvalidInput, NotFound
 from toc.store.recurring_chains import MadeOccurrence, RecurringChains
-from toc.store.recurring_changes import ChangedSchedule, Guard, RecurringChanges
+from toc.store.recurring_changes import Admit, ChangedSchedule, Guard, RecurringChanges
 from toc.store.recurring_rows import RecurringRow
 from toc.timer.reminder import Reminder
 
@@ -66,12 +67,14 @@ class RecurringVerbs:
         settings: Callable[[], Settings],
         connect: Callable[[], Connections],
         guard: Guard = lambda row: None,
+        admit: Admit = lambda row, jobs: None,
     ) -> None:
-        self._settings, self._connect, self._guard = settings, connect, guard
+        self._settings, self._connect = settings, connect
+        self._guard, self._admit = guard, admit
 
-    def with_guard(self, guard: Guard) -> RecurringVerbs:
-        """The same verbs, for a caller who may not use every schedule."""
-        return RecurringVerbs(self._settings, self._connect, guard)
+    def with_guard(self, guard: Guard, admit: Admit = lambda row, jobs: None) -> RecurringVerbs:
+        """The same verbs, for a caller who may not use every schedule, nor make any number of jobs."""
+        return RecurringVerbs(self._settings, self._connect, guard, admit)
 
     def add(
         self,
@@ -100,17 +103,27 @@ class RecurringVerbs:
         row = self._changes(state).read(name, tenant)
         return recurring_of_row(row, self._now_ms(state), next_times)
 
-    def list(self, *, database_index: int | None = None) -> list[Recurring]:
+    def list(self) -> list[Recurring]:
         """All schedules, by tenant and name, with the next nominal time of each.
 
-        A schedule that this release cannot read, as a newer one wrote it, is left out. database_index:
-        only those of this database.
+        A schedule that this release cannot read, as a newer one wrote it, is left out.
         """
+        return self._list(None, None)
+
+    def list_of_tenant(self, tenant: str | None, database_index: int) -> builtins.list[Recurring]:
+        """The schedules of one tenant (None: of none) in one database, as far as the guard lets through.
+
+        Those of other tenants are not read, and their rules cost no time.
+        """
+        return self._list(database_index, tenant or "")
+
+    def _list(self, database_index: int | None, owner: str | None) -> builtins.list[Recurring]:
         found, state = [], self._connect()
-        for row in self._changes(state).read_all(database_index):
+        for row in self._changes(state).read_all(database_index, owner):
             try:
+                self._guard(row)
                 found.append(recurring_of_row(row, self._now_ms(state), 1))
-            except InvalidInput:
+            except (InvalidInput, NotFound):
                 continue
         return found
 
@@ -184,8 +197,9 @@ class RecurringVerbs:
     def _changes(self, state: Connections) -> RecurringChanges:
         chains = RecurringChains(state.databases, state.jobs, state.payload_checks.codec_of)
         return RecurringChanges.from_settings(
-            state.settings, state.databases, state.database_metadata, chains, guard=self._guard
-        )
+            state.settings, state.databases, state.database_metadata, chains,
+            guard=self._guard, admit=self._admit,
+        )  # fmt: skip
 
     def _changed(
         self, state: Connections, name: str, tenant: str | None, done: ChangedSchedule

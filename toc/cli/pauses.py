@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,12 @@ from toc.cli.common_options import answering_command
 from toc.cli.output import Output
 from toc.cli.time_texts import WHEN_HELP, iso_utc, parse_time_argument, time_for_people
 from toc.domain.pauses import PauseInfo, describe_pause
+from toc.errors import TocError
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import load_settings
+from toc.store.biz_types import read_known_types
+from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypeCache
 
 PausedType = Annotated[
     str | None, typer.Argument(metavar="[TYPE]", help="The biz_type.", show_default=False)
@@ -44,7 +51,23 @@ def pause_jobs(
     end = None if until is None else parse_time_argument(until)
     with open_client() as center:
         info = center.pause(biz_type, topic=topic, everything=everything, until=end, reason=reason)
+    if biz_type is not None:
+        _warn_unknown_type(biz_type)
     output.print_value(pause_as_json(info), describe_pause(info))
+
+
+def _warn_unknown_type(biz_type: str) -> None:
+    """A mistyped name pauses nothing, and the jobs that were meant run on."""
+    databases = Databases.from_settings(load_settings(), SystemClock(), pool_size=1)
+    with closing(databases), suppress(TocError):
+        declared = DeclaredTypeCache(databases)
+        declared.read_all_copies()
+        names, conflicts, _ = read_known_types(databases, all_must_answer=True)
+        if not conflicts and biz_type not in {*names.values(), *declared.all()}:
+            text = (
+                f"no job has ever had the type {biz_type!r}, and it is not declared: is it right?"
+            )
+            typer.echo(f"toc: {text}", err=True)
 
 
 @answering_command

@@ -206,8 +206,6 @@ def set_type(
         changes[field] = None
     if not changes:
         raise CommandError("nothing to set: give an option, such as --timeout 60", USAGE)
-    if changes.get("mode") in ("handler", "pull"):
-        changes["sink"] = None
 
     def edit(now: DeclaredType | None) -> DeclaredType:
         if now is None:

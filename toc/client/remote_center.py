@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from toc.center.recurring_verbs import RecurringOptions
     from toc.client.recurring import AsyncRemoteRecurring, RemoteRecurring
     from toc.client.transport import AsyncTransport, SyncTransport, Wiring
+    from toc.client.types import AsyncRemoteTypes, RemoteTypes
     from toc.domain.recurring import Recurring
     from toc.store.jobs import OnDuplicate
 
@@ -357,17 +358,36 @@ class RemoteCenter(_RemoteBase):
 
     def pause(
         self,
-        biz_type: str,
+        biz_type: str | None = None,
         *,
+        topic: str | None = None,
+        everything: bool = False,
         until: datetime | timedelta | None = None,
         reason: str | None = None,
     ) -> PauseInfo:
-        """Pauses a type, as `TimeoutCenter.pause`. The token must have no tenant."""
-        return self._transport.run_verb(self._verbs.pause(biz_type, until=until, reason=reason))
+        """Pauses a type, a topic or everything, as `TimeoutCenter.pause`.
 
-    def resume(self, biz_type: str, *, now: bool = False, reason: str | None = None) -> PauseInfo:
-        """Ends the pause of a type, as `TimeoutCenter.resume`. The token must have no tenant."""
-        return self._transport.run_verb(self._verbs.resume(biz_type, now=now, reason=reason))
+        The token must have no tenant; for a topic or everything it needs the scope admin and all types.
+        """
+        return self._transport.run_verb(
+            self._verbs.pause(
+                biz_type, topic=topic, everything=everything, until=until, reason=reason
+            )
+        )
+
+    def resume(
+        self,
+        biz_type: str | None = None,
+        *,
+        topic: str | None = None,
+        everything: bool = False,
+        now: bool = False,
+        reason: str | None = None,
+    ) -> PauseInfo:
+        """Ends a pause, as `TimeoutCenter.resume`. Needs the same token as `pause`."""
+        return self._transport.run_verb(
+            self._verbs.resume(biz_type, topic=topic, everything=everything, now=now, reason=reason)
+        )
 
     def pauses(self) -> list[PauseInfo]:
         """The pauses and ramps of the types that the token may read, as `TimeoutCenter.pauses`."""
@@ -408,6 +428,13 @@ class RemoteCenter(_RemoteBase):
         from toc.client.recurring import RemoteRecurring  # noqa: PLC0415
 
         return RemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
+
+    @property
+    def types(self) -> RemoteTypes:
+        """The declared types that the token may read, and changes of them, as `TimeoutCenter.types`."""
+        from toc.client.types import RemoteTypes  # noqa: PLC0415 - see `recurring`
+
+        return RemoteTypes(self._transport.run_verb)
 
     def recur(
         self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]
@@ -587,6 +614,13 @@ class AsyncRemoteCenter(_RemoteBase):
         from toc.client.recurring import AsyncRemoteRecurring  # noqa: PLC0415 - see RemoteCenter
 
         return AsyncRemoteRecurring(self.settings.limits.attribute_bytes, self._transport.run_verb)
+
+    @property
+    def types(self) -> AsyncRemoteTypes:
+        """The declared types that the token may read, and changes of them; the verbs must be awaited."""
+        from toc.client.types import AsyncRemoteTypes  # noqa: PLC0415 - see RemoteCenter
+
+        return AsyncRemoteTypes(self._transport.run_verb)
 
     async def recur(
         self, name: str, *, reason: str | None = None, **options: Unpack[RecurringOptions]

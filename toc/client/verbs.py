@@ -19,6 +19,7 @@ from toc.center.job_wait import check_timeout
 from toc.center.schedule_hooks import begin_schedule
 from toc.client.bulk import Bulk
 from toc.client.http_call import HttpCall, encode_body
+from toc.client.pause_steps import PauseSteps
 from toc.client.retry_plan import new_idempotency_key
 from toc.client.wire_jobs import (
     business_document,
@@ -26,7 +27,6 @@ from toc.client.wire_jobs import (
     parse_answer,
     parse_arrival,
     parse_job,
-    parse_pause,
     parse_scheduled,
     when_document,
 )
@@ -40,7 +40,6 @@ from toc.domain.biz_ids import check_business_id
 from toc.domain.countdown import ArrivalAnswer, check_arrival_id, check_own_key
 from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
-from toc.domain.pauses import PauseInfo
 from toc.domain.times import action_time_to_ms, ceil_ms
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.registry import registry
@@ -58,7 +57,7 @@ ON_DUPLICATE_OVER_HTTP = ("keep", "replace", "earliest", "latest", "error")
 PAGE = 100  # jobs in one answer of `find`
 
 
-class Verbs:
+class Verbs(PauseSteps):
     """Makes the verbs' calls. `settings`: `limits` bounds what is sent and returned."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
@@ -278,50 +277,6 @@ class Verbs:
             arguments=arguments,
         )
         return parse_scheduled(answer)
-
-    # ---- pause
-
-    def pause(
-        self,
-        biz_type: str,
-        *,
-        until: datetime | timedelta | None = None,
-        reason: str | None = None,
-    ) -> Steps[PauseInfo]:
-        check_reason(reason)
-        document = _reason_document(reason)
-        if isinstance(until, timedelta):
-            document["delay"] = when_document(until)["delay"]
-        elif until is not None:
-            end_ms = action_time_to_ms(until, self._clock.wall_ms())
-            document["until"] = when_document(end_ms)["action_time"]
-        arguments = {"biz_type": biz_type, "until": until, "reason": reason}
-        return (yield from self._change_pause("pause", biz_type, document, arguments))
-
-    def resume(
-        self, biz_type: str, *, now: bool = False, reason: str | None = None
-    ) -> Steps[PauseInfo]:
-        check_reason(reason)
-        document = _reason_document(reason) | {"now": now}
-        arguments = {"biz_type": biz_type, "now": now, "reason": reason}
-        return (yield from self._change_pause("resume", biz_type, document, arguments))
-
-    def pauses(self) -> Steps[list[PauseInfo]]:
-        document = yield HttpCall("GET", "/v1/pauses", is_repeatable=True)
-        return [parse_pause(each) for each in document.get("pauses", ())]
-
-    def _change_pause(
-        self, verb: str, biz_type: str, document: dict[str, Any], arguments: dict[str, Any]
-    ) -> Steps[PauseInfo]:
-        # Repeatable: a second call finds the state that the first one has made.
-        answer = yield HttpCall(
-            "POST",
-            f"/v1/types/{_quoted_type(biz_type)}:{verb}",
-            encode_body(document),
-            is_repeatable=True,
-            arguments=arguments,
-        )
-        return parse_pause(answer)
 
     # ---- look
 

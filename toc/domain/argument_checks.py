@@ -99,29 +99,34 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 def encode_attribute(value: object, bytes_max: int) -> str | None:
-    """Encodes an attribute as JSON text of at most `bytes_max` bytes; None for no attribute."""
+    """Encodes an attribute as JSON text of at most `bytes_max` bytes; None for no attribute.
+
+    Raises InvalidInput, which does not show the attribute: errors get into logs, events and traces.
+    """
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise InvalidInput("attribute", value, "must be a dict (a JSON object) or None")
+        kind = type(value).__name__
+        rule = f"must be a dict (a JSON object) or None, not of the class {kind}"
+        raise InvalidInput("attribute", "…", rule)
     if CODEC_KEY in value:
         raise InvalidInput(
-            "attribute", value, f"must not have the name {CODEC_KEY!r}, which is toc's"
+            "attribute", "…", f"must not have the name {CODEC_KEY!r}, which is toc's"
         )
     try:
         text = _JSON.encode(value)
         size = len(text) if text.isascii() else len(text.encode())
     except RecursionError:
-        raise InvalidInput("attribute", value, _TOO_DEEP) from None
+        raise InvalidInput("attribute", "…", _TOO_DEEP) from None
     except (TypeError, ValueError) as error:
-        raise InvalidInput("attribute", value, f"must be JSON: {error}") from None
+        raise InvalidInput("attribute", "…", f"must be JSON: {error}") from None
     if size > bytes_max:
         raise InvalidInput(
-            "attribute", value, f"must be at most {bytes_max} bytes as JSON, is {size}"
+            "attribute", "…", f"must be at most {bytes_max} bytes as JSON, is {size}"
         )
     # Counting brackets is cheap, and for most attributes it makes the walk below unnecessary.
     if text.count("{") + text.count("[") > NESTING_MAX and _is_nested_deeper(value, NESTING_MAX):
-        raise InvalidInput("attribute", value, _TOO_DEEP)
+        raise InvalidInput("attribute", "…", _TOO_DEEP)
     return text
 
 

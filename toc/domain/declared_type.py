@@ -136,8 +136,15 @@ class DeclaredType:
         return text
 
     def with_changes(self, changes: Mapping[str, Any]) -> DeclaredType:
-        """The type with other fields. A value of None: the field is not set any more."""
+        """The type with other fields. A value of None: the field is not set any more.
+
+        A new sink changes the mode, and a mode that has no sink removes the sink.
+        """
         fields = self.set_fields | dict(changes)
+        if changes.get("sink") is not None:
+            fields["mode"] = changes.get("mode", "sink")
+        elif changes.get("mode") in ("handler", "pull"):
+            fields["sink"] = None
         return self.from_fields(self.name, fields)
 
     @cached_property
@@ -154,7 +161,8 @@ class DeclaredType:
 def check_payload(declared: DeclaredType, attribute: object, *, field: str = "attribute") -> None:
     """Raises InvalidInput for an attribute that does not fit the type's schema.
 
-    The error's field has the JSON pointer of the first fault, as "attribute/items/0/price".
+    The error's field has the JSON pointer of the first fault, as "attribute/items/0/price". The error shows
+    no value of the attribute.
 
     None is checked as an empty object, which a handler gets for it. Raises SettingsError if the type has a
     schema and the extra toc[web] is not installed.
@@ -166,4 +174,4 @@ def check_payload(declared: DeclaredType, attribute: object, *, field: str = "at
     if fault is not None:
         pointer, rule = fault
         text = f"does not fit the schema of the biz_type {declared.name!r}: {rule}"
-        raise InvalidInput(f"{field}{pointer}", attribute, text)
+        raise InvalidInput(f"{field}{pointer}", "…", text)

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
-from typing import Any
 
 from toc.domain.argument_checks import check_integer
 from toc.errors import InvalidInput
@@ -52,10 +51,11 @@ class LimitTerms:
         """Whether the partition of a job depends on its payload."""
         return self.per is not None and self.per.startswith(_PAYLOAD)
 
-    def partition_of(
-        self, biz_id: int | str, tenant: str | None, attribute: dict[str, Any] | None
-    ) -> str:
-        """The partition of a job: a short text that follows from the value, and does not show it."""
+    def partition_of(self, biz_id: int | str, tenant: str | None, attribute: object) -> str:
+        """The partition of a job: a short text that follows from the value, and does not show it.
+
+        attribute: as JSON was parsed; one that is no object, because a person wrote the row, has no fields.
+        """
         if self.per is None:
             return ONE_PARTITION
         if self.per == "biz_id":
@@ -63,7 +63,8 @@ class LimitTerms:
         elif self.per == "tenant":
             value = tenant
         else:
-            value = (attribute or {}).get(self.per.removeprefix(_PAYLOAD))
+            field = self.per.removeprefix(_PAYLOAD)
+            value = attribute.get(field) if isinstance(attribute, dict) else None
         text = json.dumps(value, sort_keys=True)
         return blake2b(text.encode(), digest_size=12).hexdigest()
 

@@ -48,7 +48,10 @@ class PayloadCheck:
         self._validator = _compile_schema(schema)
 
     def find_fault(self, payload: object) -> tuple[str, str] | None:
-        """The first place that breaks the schema: its JSON pointer, and the rule; None: there is none."""
+        """The first place that breaks the schema: its JSON pointer, and the rule; None: there is none.
+
+        The rule shows no value of the payload, which may be secret: errors get into logs and dead letters.
+        """
         error = self._first_error(payload)
         if error is None:
             return None
@@ -160,7 +163,11 @@ def _compile_schema(schema: dict[str, Any]) -> Any:
     options = jsonschema_rs.RegexOptions(size_limit=REGEX_BYTES_MAX, dfa_size_limit=REGEX_BYTES_MAX)
     try:
         return jsonschema_rs.Draft202012Validator(
-            schema, pattern_options=options, validate_formats=True, retriever=_refuse_to_fetch
+            schema,
+            pattern_options=options,
+            validate_formats=True,
+            retriever=_refuse_to_fetch,
+            mask="the value",
         )
     except jsonschema_rs.ValidationError as error:
         pointer = "".join(f"/{_escape_pointer(part)}" for part in error.instance_path)

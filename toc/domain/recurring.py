@@ -90,7 +90,8 @@ class RecurringSchedule:
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             if isinstance(error, InvalidInput):
                 raise
-            raise InvalidInput("definition", text, f"cannot be read: {error}") from None
+            # The text has the attribute, which may be secret, and its first names go into the log.
+            raise InvalidInput("definition", "…", f"cannot be read: {error}") from None
 
     @property
     def attribute_value(self) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
@@ -48,7 +47,7 @@ class Exponential:
             ("jitter", self.jitter, 0.0, 1.0),
         ):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not (math.isfinite(value) and low <= value <= high):
+            if not number or not low <= value <= high:  # NaN does not lie between them either
                 raise InvalidInput(
                     f"retry.{field}", value, f"must lie between {low:g} and {high:g}"
                 )
@@ -75,7 +74,7 @@ class DelayList:
             raise InvalidInput("retry", list(self.seconds), f"needs at most {DELAYS_MAX} delays")
         for value in self.seconds:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not (math.isfinite(value) and 0 <= value <= DELAY_S_MAX):
+            if not number or not 0 <= value <= DELAY_S_MAX:
                 raise InvalidInput(
                     "retry", value, f"each delay must be 0 to {DELAY_S_MAX:g} seconds"
                 )

@@ -6,10 +6,11 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core.core_schema import ErrorType
 from typing_extensions import (
     is_typeddict,  # pydantic reads those of typing only from Python 3.12 on
 )
@@ -17,6 +18,10 @@ from typing_extensions import (
 from toc.errors import InvalidInput
 
 M = TypeVar("M")
+_KINDS = frozenset(
+    get_args(ErrorType)
+)  # of pydantic; a model may raise others (PydanticCustomError)
+_OWN_VALIDATORS = ("value_error", "assertion_error")
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -77,8 +82,14 @@ class PayloadModel(Generic[M]):
 
     def _make_refusal(self, error: ValidationError, field: str) -> InvalidInput:
         fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        pointer = "".join(f"/{part}" for part in fault["loc"])
-        # The text of a validator of the model's own may show the value, so only its kind is told.
-        is_own = fault["type"] in ("value_error", "assertion_error")
-        rule = "a validator of the model refuses the value" if is_own else fault["msg"]
+        place = fault["loc"]
+        if place[-1:] == ("[key]",):  # the part before it is the refused key itself
+            place = (*place[:-2], "[key]")
+        pointer = "".join(f"/{part}" for part in place)
+        rule = fault["msg"]
+        # Texts that may show the value: those of the model's own validators, and that of a wrong tag.
+        if fault["type"] == "union_tag_invalid":
+            rule = "the tag is none of the expected ones"
+        elif fault["type"] in _OWN_VALIDATORS or fault["type"] not in _KINDS:
+            rule = "a validator of the model refuses the value"
         return InvalidInput(f"{field}{pointer}", "…", f"does not fit {self.name}: {rule}")

@@ -6,7 +6,7 @@
     routes         the table of routes: method, path, scope, documents and action of each
     endpoint       what happens with each call: identity, limits, body, deadline, audit, errors
     backend        what the calls share: center, catalogue of types, tokens, audit, limits
-    job_calls, job_verbs, lease_calls, type_calls   the actions; job_checks: the checks of new jobs
+    job_calls, job_verbs, lease_calls, declaration_calls   the actions; job_checks: the checks of new jobs
     models, problems, strict_json, wire_times   documents, errors, JSON and times of HTTP
     openapi, openapi_links   the OpenAPI document, made from the table and the models
     serve, listening, connections           `toc web`: uvicorn with bounds

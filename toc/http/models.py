@@ -495,7 +495,7 @@ class LeaseResults(_Answer):
 
 
 class PauseIn(_Request):
-    """Until when a type is paused: `until` or `delay`; neither: until somebody resumes it."""
+    """Until when the target is paused: `until` or `delay`; neither: until somebody resumes it."""
 
     until: Annotated[
         str | None, Field(max_length=64, description="An RFC 3339 time in the future.")
@@ -505,7 +505,7 @@ class PauseIn(_Request):
 
 
 class ResumeIn(_Request):
-    """How a type is resumed."""
+    """How the target is resumed."""
 
     now: Annotated[bool | None, Field(description="true: without a ramp, or end the ramp now")] = (
         None
@@ -537,21 +537,82 @@ class PausesOut(_Answer):
 # ---- types, health
 
 
-class TypeOut(_Answer):
-    """A declared type. `payload_schema`: a JSON Schema that payloads must fit; null: any.
+class TypeIn(_Request):
+    """The declaration of a type, as a whole: a field that is null or left out is not set."""
 
-    rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all nodes; null: no such limit.
+    mode: Annotated[
+        Literal["handler", "pull", "sink"] | None,
+        Field(description="Who does the jobs (default: handler; with a sink: sink)."),
+    ] = None
+    sink: Annotated[
+        str | None,
+        Field(max_length=300, description="Where workers send the jobs: one that web.sinks has."),
+    ] = None
+    timeout_s: Annotated[
+        float | int | None, Field(description="Seconds that one run or lease may take.")
+    ] = None
+    max_attempts: Annotated[int | None, Field(description="Runs before a job is dead.")] = None
+    retry: Annotated[
+        str | list[float | int] | dict[str, float | int] | None,
+        Field(
+            description='"exponential", "webhook", waits in seconds, or first_s, factor, max_s, jitter.'
+        ),
+    ] = None
+    payload_schema: Annotated[
+        dict[str, Any] | None, Field(description="JSON Schema (2020-12) of payloads.")
+    ] = None
+    rate: Annotated[
+        str | None, Field(max_length=20, description="Jobs that may start: 500/s, 100/m, 1000/h.")
+    ] = None
+    burst: Annotated[int | None, Field(description="Starts at once after a pause.")] = None
+    concurrency: Annotated[int | None, Field(description="Jobs that may run at once.")] = None
+    per: Annotated[
+        str | None,
+        Field(max_length=80, description="The limits hold for each biz_id, tenant, payload.FIELD."),
+    ] = None
+    codec: Annotated[
+        str | None,
+        Field(
+            max_length=32,
+            description="Encrypts the payloads: one that the server has. It cannot be removed over HTTP.",
+        ),
+    ] = None
+    reason: Annotated[
+        str | None, Field(max_length=1000, description="Why; kept in the type's history.")
+    ] = None
+
+
+class TypeChangesIn(TypeIn):
+    """Single fields to change. null: the field is not set any more; what is left out stays."""
+
+
+class TypeOut(_Answer):
+    """A declared type, and its last change. `sets`: the fields that the declaration sets.
+
+    The other fields have the defaults; a handler's decorator may say otherwise. payload_schema: a JSON Schema
+    that payloads must fit; null: any. rate ("500/s"), burst, concurrency, per ("biz_id"): its limits over all
+    nodes; null: no such limit. actor, reason: null for a token with a tenant. away: databases that did not
+    answer the change, and get it from a node.
     """
 
     name: str
     mode: Literal["handler", "pull", "sink"]
     timeout_s: float
     max_attempts: int
+    retry: str | list[float] | dict[str, float]
     payload_schema: dict[str, Any] | None
+    sink: str | None
     rate: str | None
     burst: int | None
     concurrency: int | None
     per: str | None
+    codec: str | None
+    sets: list[str]
+    version: int
+    changed: str
+    actor: str | None
+    reason: str | None
+    away: list[int]
 
 
 class TypesOut(_Answer):

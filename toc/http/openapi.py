@@ -30,6 +30,7 @@ Links = dict[tuple[str, HTTPStatus], dict[str, Any]]
 _PATTERNS = {
     "job_id": r"^[0-9]{1,19}$",
     "biz_type": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    "topic": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     "name": r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
 }
 

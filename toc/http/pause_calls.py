@@ -1,22 +1,25 @@
-"""The actions that pause a type, resume it, and list the pauses.
+"""The actions that pause a type, a topic or everything, resume it, and list the pauses.
 
-A pause concerns the jobs of all tenants, so a token of a tenant cannot make one.
+A pause concerns the jobs of all tenants, so a token of a tenant cannot make one. A topic may hold any types,
+so the pause of a topic, as that of everything, needs a token for all types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from http import HTTPStatus
+from typing import Any, TypedDict
 
 from toc.access.authorise import is_allowed
 from toc.access.caller import Caller
 from toc.domain.argument_checks import check_biz_type
-from toc.domain.pauses import PauseInfo, biz_type_of_target
+from toc.domain.pauses import PauseInfo, biz_type_of_target, check_topic
 from toc.errors import InvalidInput
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import not_allowed
+from toc.http.declared import declared_types, not_allowed
 from toc.http.job_documents import parse_when
+from toc.http.problems import HttpProblem
 from toc.http.wire_times import format_time
 
 _DATABASE = 0  # a call about pauses takes a place of this database, though it asks all of them
@@ -24,8 +27,78 @@ _DATABASE = 0  # a call about pauses takes a place of this database, though it a
 
 async def pause_type(backend: Backend, call: Call) -> Reply:
     """POST /v1/types/{biz_type}:pause."""
-    biz_type, body = _checked_type(call), call.body
-    until = None
+    target = _check_type(call)
+    _require_declared(backend, target["biz_type"])
+    return await _pause(backend, call, target)
+
+
+async def pause_topic(backend: Backend, call: Call) -> Reply:
+    """POST /v1/topics/{topic}:pause."""
+    return await _pause(backend, call, _check_topic(call))
+
+
+async def pause_everything(backend: Backend, call: Call) -> Reply:
+    """POST /v1/all:pause."""
+    return await _pause(backend, call, _check_everything(call))
+
+
+async def resume_type(backend: Backend, call: Call) -> Reply:
+    """POST /v1/types/{biz_type}:resume."""
+    return await _resume(backend, call, _check_type(call))
+
+
+async def resume_topic(backend: Backend, call: Call) -> Reply:
+    """POST /v1/topics/{topic}:resume."""
+    return await _resume(backend, call, _check_topic(call))
+
+
+async def resume_everything(backend: Backend, call: Call) -> Reply:
+    """POST /v1/all:resume."""
+    return await _resume(backend, call, _check_everything(call))
+
+
+async def list_pauses(backend: Backend, call: Call) -> Reply:
+    """GET /v1/pauses."""
+    found = await backend.calls.run(_DATABASE, backend.center.pauses)
+    return Reply({"pauses": [_document(info) for info in found if _may_see(call.caller, info)]})
+
+
+class _Target(TypedDict, total=False):
+    """The arguments of `TimeoutCenter.pause` that say what is paused."""
+
+    biz_type: str
+    topic: str
+    everything: bool
+
+
+def _check_type(call: Call) -> _Target:
+    biz_type = call.path["biz_type"]
+    if not is_allowed(call.caller, "operate", biz_type, None):
+        raise not_allowed("operate")
+    return {"biz_type": check_biz_type(biz_type)}
+
+
+def _check_topic(call: Call) -> _Target:
+    _require_all_types(call.caller)
+    return {"topic": check_topic(call.path["topic"])}
+
+
+def _check_everything(call: Call) -> _Target:
+    _require_all_types(call.caller)
+    return {"everything": True}
+
+
+def _require_all_types(caller: Caller) -> None:
+    if not is_allowed(caller, "admin", None, None):
+        raise HttpProblem(
+            HTTPStatus.FORBIDDEN,
+            "forbidden",
+            "the token must be for all types, and have no tenant, to pause a topic or everything",
+        )
+
+
+async def _pause(backend: Backend, call: Call, target: _Target) -> Reply:
+    body, until = call.body, None
     if body.until is not None or body.delay is not None:
         try:
             until = parse_when(body.until, body.delay)
@@ -37,35 +110,28 @@ async def pause_type(backend: Backend, call: Call) -> Reply:
 
     def pause() -> PauseInfo:
         return backend.center.pause(
-            biz_type, until=until, reason=body.reason, actor=call.caller.actor
+            **target, until=until, reason=body.reason, actor=call.caller.actor
         )
 
     return await _change(backend, pause)
 
 
-async def resume_type(backend: Backend, call: Call) -> Reply:
-    """POST /v1/types/{biz_type}:resume."""
-    biz_type, body = _checked_type(call), call.body
+async def _resume(backend: Backend, call: Call, target: _Target) -> Reply:
+    body = call.body
 
     def resume() -> PauseInfo:
         return backend.center.resume(
-            biz_type, now=bool(body.now), reason=body.reason, actor=call.caller.actor
+            **target, now=bool(body.now), reason=body.reason, actor=call.caller.actor
         )
 
     return await _change(backend, resume)
 
 
-async def list_pauses(backend: Backend, call: Call) -> Reply:
-    """GET /v1/pauses."""
-    found = await backend.calls.run(_DATABASE, backend.center.pauses)
-    return Reply({"pauses": [_document(info) for info in found if _may_see(call.caller, info)]})
-
-
-def _checked_type(call: Call) -> str:
-    biz_type = call.path["biz_type"]
-    if not is_allowed(call.caller, "operate", biz_type, None):
-        raise not_allowed("operate")
-    return check_biz_type(biz_type)
+def _require_declared(backend: Backend, biz_type: str) -> None:
+    """Raises InvalidInput: a mistyped name would pause nothing, and names without end would fill a table that
+    every process reads twice a second."""
+    if biz_type not in declared_types(backend):
+        raise InvalidInput("biz_type", biz_type, "must be a declared type")
 
 
 def _may_see(caller: Caller, info: PauseInfo) -> bool:

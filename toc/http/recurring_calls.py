@@ -34,22 +34,16 @@ T = TypeVar("T")
 
 async def list_schedules(backend: Backend, call: Call) -> Reply:
     """GET /v1/recurring."""
-    caller = call.caller
+    verbs = backend.center.recurring.with_guard(_guard_of(call.caller, "read"))
 
     def read(index: int) -> list[Recurring]:
-        return backend.center.recurring.list(database_index=index)
+        return verbs.list_of_tenant(call.caller.tenant, index)
 
     indexes = range(len(backend.settings.databases))
     parts = await asyncio.gather(
         *(backend.calls.run(index, functools.partial(read, index)) for index in indexes)
     )
-    found = [
-        schedule_document(each)
-        for part in parts
-        for each in part
-        if each.schedule.tenant == caller.tenant
-        and is_allowed(caller, "read", each.schedule.biz_type, caller.tenant)
-    ]
+    found = [schedule_document(each) for part in parts for each in part]
     return Reply({"recurring": sorted(found, key=lambda each: str(each["name"]))})
 
 
@@ -143,7 +137,9 @@ async def _run(
 ) -> T:
     """Runs work(verbs, name) in a thread of the schedule's database. Raises NotFound if it is hidden."""
     name = check_schedule_name(call.path["name"])
-    verbs = backend.center.recurring.with_guard(_guard_of(call.caller, scope))
+    verbs = backend.center.recurring.with_guard(
+        _guard_of(call.caller, scope), _admit_of(backend, call.caller)
+    )
     index = backend.database_of_business(check_business_id(name, call.caller.tenant))
     return await backend.calls.run(index, lambda: work(verbs, name))
 
@@ -154,6 +150,19 @@ def _guard_of(caller: Caller, scope: Scope) -> Callable[[RecurringRow], None]:
             raise schedule_not_found(row.name)
 
     return guard
+
+
+def _admit_of(backend: Backend, caller: Caller) -> Callable[[RecurringRow, int], None]:
+    """The jobs of a run or a backfill cost as those of a bulk, and need room as all others do."""
+
+    def admit(row: RecurringRow, jobs: int) -> None:
+        access, schedule = backend.access, row.schedule
+        if jobs > 1:
+            access.limits.take(caller, access.limits.cost_of(jobs) - 1.0).raise_if_refused()
+        if not access.live_jobs.admits(schedule.business, schedule.biz_type, jobs):
+            access.live_jobs.check(schedule.business, schedule.biz_type, jobs)
+
+    return admit
 
 
 def _options_of(body: RecurringIn) -> dict[str, Any]:

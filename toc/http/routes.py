@@ -7,12 +7,13 @@ from http import HTTPStatus
 from toc.http import (
     countdown_calls,
     debounce_calls,
+    declaration_calls,
+    explain_calls,
     job_calls,
     job_verbs,
     lease_calls,
     pause_calls,
     recurring_calls,
-    type_calls,
 )
 from toc.http.call import Route
 from toc.http.models import (
@@ -51,6 +52,9 @@ from toc.http.models import (
     ResumeIn,
     RunOut,
     ScheduledOut,
+    TypeChangesIn,
+    TypeIn,
+    TypeOut,
     TypesOut,
 )
 
@@ -113,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
         is_long_poll=True,
     ),
     Route(
-        "GET", "/v1/jobs/{job_id}/explain", type_calls.explain, ExplanationOut,
+        "GET", "/v1/jobs/{job_id}/explain", explain_calls.explain, ExplanationOut,
         "Show a job, its events, its reminder, and what happens to it next.",
         scope="read", problems=(_NOT_FOUND,),
     ),
@@ -163,6 +167,26 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/types/{biz_type}:resume", pause_calls.resume_type, PauseOut,
         "End the pause of a type; its jobs start again at a growing rate.",
         scope="operate", bodies=(ResumeIn,), needs_body=False, audited="types.resume",
+    ),
+    Route(
+        "POST", "/v1/topics/{topic}:pause", pause_calls.pause_topic, PauseOut,
+        "Pause all types of a topic; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(PauseIn,), needs_body=False, audited="topics.pause",
+    ),
+    Route(
+        "POST", "/v1/topics/{topic}:resume", pause_calls.resume_topic, PauseOut,
+        "End the pause of a topic; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(ResumeIn,), needs_body=False, audited="topics.resume",
+    ),
+    Route(
+        "POST", "/v1/all:pause", pause_calls.pause_everything, PauseOut,
+        "Pause everything; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(PauseIn,), needs_body=False, audited="all.pause",
+    ),
+    Route(
+        "POST", "/v1/all:resume", pause_calls.resume_everything, PauseOut,
+        "End the pause of everything; it needs a token for all types, without a tenant.",
+        scope="admin", bodies=(ResumeIn,), needs_body=False, audited="all.resume",
     ),
     Route(
         "GET", "/v1/pauses", pause_calls.list_pauses, PausesOut,
@@ -233,11 +257,31 @@ ROUTES: tuple[Route, ...] = (
         scope="admin", problems=(_NOT_FOUND,), audited="recurring.remove",
     ),
     Route(
-        "GET", "/v1/types", type_calls.list_types, TypesOut,
+        "GET", "/v1/types", declaration_calls.list_types, TypesOut,
         "List the declared types that the token may use.", scope="read",
     ),
     Route(
-        "GET", "/v1/health", type_calls.health, HealthOut, "Whether the databases answer.",
+        "POST", "/v1/types/{biz_type}:forget", declaration_calls.forget_type, TypeOut,
+        "Remove the declaration of a type; its jobs stay. It needs a token without a tenant.",
+        scope="admin", bodies=(ReasonIn,), needs_body=False, problems=(_NOT_FOUND,),
+        audited="types.forget",
+    ),
+    Route(
+        "GET", "/v1/types/{biz_type}", declaration_calls.get_type, TypeOut,
+        "Show a declared type.", scope="read", problems=(_NOT_FOUND,),
+    ),
+    Route(
+        "PUT", "/v1/types/{biz_type}", declaration_calls.declare_type, TypeOut,
+        "Declare a type, as a whole. It needs a token without a tenant.",
+        scope="admin", bodies=(TypeIn,), audited="types.declare",
+    ),
+    Route(
+        "PATCH", "/v1/types/{biz_type}", declaration_calls.set_type, TypeOut,
+        "Change single fields of a declared type. It needs a token without a tenant.",
+        scope="admin", bodies=(TypeChangesIn,), problems=(_NOT_FOUND,), audited="types.set",
+    ),
+    Route(
+        "GET", "/v1/health", explain_calls.health, HealthOut, "Whether the databases answer.",
         statuses=(_OK, HTTPStatus.SERVICE_UNAVAILABLE),
     ),
 )  # fmt: skip

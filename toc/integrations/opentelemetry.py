@@ -26,6 +26,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from toc.errors import TocError
 from toc.handlers.hooks import HandlerRun, Hooks, ScheduleCall
 from toc.handlers.registry import registry
 from toc.handlers.verdicts import Verdict
@@ -85,7 +86,10 @@ class _Spans:
             return
         if call.job_id is not None:
             span.set_attribute("messaging.message.id", str(call.job_id))
-        if call.error is not None:
+        if isinstance(call.error, TocError):  # its text may show the business id
+            span.set_attribute("error.type", call.error.code)
+            span.set_status(StatusCode.ERROR, type(call.error).__name__)
+        elif call.error is not None:
             _record_error(span, call.error)
         span.end()
 

@@ -78,7 +78,7 @@ class LeaseNode:
             self.pauses.gate,
         )
         # The other processes that lease jobs are not known here.
-        self.limits.limits.set_nodes(None, settings.leases.replicas)
+        self.limits.set_nodes(None, settings.leases.replicas)
         types = self._database_metadata.types
         self._type_readers = [BizTypeRefresher(database, types) for database in self.databases]
         self.server = LeaseServer(

@@ -44,7 +44,10 @@ class LimitedTypes(Service):
 
 
 class LimitFollower:
-    """The limits of a process and the services that keep them. `reminders`: None without Redis."""
+    """The limits of a process and the services that keep them. `reminders`: None without Redis.
+
+    The ramps of `gate` take their starts from the same store.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,8 @@ class LimitFollower:
                 settle_ms=SETTLE_MS,
                 partitions_max=settings.limits.partitions,
             )
+        self._ramp_starts = gate.ramp_starts
+        self._ramp_starts.store = store
         self.limits = Limits(
             declared,
             store,
@@ -78,6 +83,14 @@ class LimitFollower:
         for service in (self._types, self._keeper):
             declared.add_listener(service.wake)
         self.services: list[Service] = [self._types]
+
+    def set_nodes(self, index: int | None, nodes: int) -> None:
+        """Without Redis this process takes part number `index` of `nodes` parts of limits and ramps.
+
+        None: one of `nodes` equal parts.
+        """
+        self.limits.set_nodes(index, nodes)
+        self._ramp_starts.set_nodes(index, nodes)
 
     def start(self) -> None:
         """Starts the keeper; the gate knows the limits before anything is claimed."""

@@ -15,7 +15,6 @@ from toc.cluster.ownership_times import OwnershipTimes
 from toc.domain.node_assignment import (
     add_group_to_name,
     compute_assignment,
-    group_of_member,
     place_in_group,
 )
 from toc.errors import TimerUnavailable
@@ -380,12 +379,8 @@ class Node:
             return
         settings, amounts = self.settings, self._handled_slot_amounts()
         self._view, self._popped_slot_amounts = view, amounts
-        if self.pauses is not None:
-            group = group_of_member(self._member_name)
-            peers = sum(group_of_member(member) == group for member in view.members)
-            self.pauses.gate.share = 1 / max(1, peers)
-            if self.limits is not None:
-                self.limits.limits.set_nodes(*place_in_group(self._member_name, view.members))
+        if self.limits is not None:
+            self.limits.set_nodes(*place_in_group(self._member_name, view.members))
         assignment = compute_assignment(self._member_name, view.members, amounts, settings.shards)
         # While ZooKeeper is down, nobody inherits the shards of a node that dies: every node scans all
         # shards, the more slowly the more nodes there are.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from toc.domain.declared_type import DeclaredType
+from toc.domain.type_fields import TypeInfo
 from toc.errors import StatementFailed, StoreUnavailable
 from toc.runtime.service import Service, stop_services
 from toc.store.databases import Database, Databases
@@ -73,6 +74,10 @@ class TypeCatalogue:
     def all(self) -> Mapping[str, DeclaredType]:
         """All declared types, by name."""
         return self._cache.all()
+
+    def infos(self) -> list[TypeInfo]:
+        """All declared types with their last changes, by name."""
+        return self._cache.infos()
 
     def pull_types(self) -> Mapping[str, DeclaredType]:
         """The declared types whose jobs remote consumers lease, by name."""

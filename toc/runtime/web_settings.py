@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from toc.runtime.setting_groups import Days, _SettingGroup
 
+_SINK_PATTERN = re.compile(r"[a-z0-9*?-]{1,32}:[A-Za-z0-9._:{}*?/-]{1,265}", re.ASCII)
 _HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", re.ASCII)
 
 
@@ -136,6 +137,11 @@ class WebSettings(_SettingGroup):
         description="audit entries, and tokens that were revoked or are over, are deleted this many days "
         "later; 'none' keeps them",
     )
+    sinks: tuple[str, ...] = Field(
+        (),
+        description="sinks that tokens of the scope admin may declare over HTTP, as 'webhook:shop' or "
+        "'rabbitmq:orders/*'; '*' stands for any characters, '?' for one",
+    )
     limits: WebLimitSettings = WebLimitSettings()
 
     @field_validator("trusted_proxies")
@@ -156,6 +162,16 @@ class WebSettings(_SettingGroup):
         for text in value:
             if not _HOST_NAME.fullmatch(text):
                 raise ValueError(f"{text!r} must be a host name without a port, as toc.example.com")
+        return value
+
+    @field_validator("sinks")
+    @classmethod
+    def _check_sink_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not _SINK_PATTERN.fullmatch(text):
+                raise ValueError(
+                    f"{text!r} must be KIND:NAME or KIND:NAME/ROUTE, as webhook:shop or rabbitmq:orders/*"
+                )
         return value
 
     @model_validator(mode="after")

@@ -105,7 +105,7 @@ ROLES: dict[str, Role] = {
             **_CLIENT,
             "toc_dead_job": ("INSERT", "DELETE"),
             "toc_meta": ("INSERT", _VALUE),
-            "toc_declared_type": (_DECLARATIONS,),  # copies them to databases that were away
+            "toc_declared_type": (_DECLARATIONS,),  # also of callers with the scope admin
             "toc_pause": (_PAUSES, _PEAKS),
             "toc_token": (_USED_TOKENS,),
             "toc_audit": (_AUDIT,),

@@ -1,13 +1,7 @@
 """The declarations of types, a copy in each database; see docs/adr/0040-declared-types.md.
 
-`toc_declared_type` has a row for each change of a type: the newest version says what holds, and the older
-ones are the history. No row is ever updated. A row without settings says that the type was forgotten. The
-server writes the account of the connection into each row; `copied` marks a row that toc itself has written.
-
-A change goes to all databases that answer, under the version after the newest one that any of them has. The
-primary key (name, version) refuses the second of two changes at the same time, which then reads again. A
-database that was away gets the newest version later (`complete_copy`). If two changes got one version in
-different databases, the later one counts (then the larger change_id), and toc writes it as a further version.
+`toc_declared_type` has a row for each change of a type (toc/store/versioned_copies.py). No row is ever
+updated. A row without settings says that the type was forgotten.
 """
 
 from __future__ import annotations
@@ -18,19 +12,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, exists, func, insert, or_, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import and_, func, or_, select
 
 from toc.domain.argument_checks import check_actor, check_biz_type, check_reason
 from toc.domain.declared_type import DeclaredType
-from toc.errors import InvalidInput, NotFound, StoreUnavailable
+from toc.domain.type_fields import TypeInfo
+from toc.errors import InvalidInput, NotFound
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
+from toc.store.versioned_copies import (
+    CHANGE_TRIES_MAX,
+    HISTORY_MAX,
+    VersionedCopies,
+    read_all_copies,
+    rows_missing_in_copy,
+)
 
 log = logging.getLogger(__name__)
 
-CHANGE_TRIES_MAX = 5
-HISTORY_MAX = 200  # versions of one type that are read
 COLUMNS = (
     "name", "version", "settings", "declared_time", "change_id", "actor", "reason", "copied",
 )  # fmt: skip
@@ -66,13 +65,20 @@ class TypeVersion(NamedTuple):
         return self.version, self.declared_ms, self.change_id
 
 
+COPIES = VersionedCopies(lambda database: database.declared_type, COLUMNS, TypeVersion.from_row)
+
+
 class ChangeResult(NamedTuple):
-    """What a change has done. `away`: the databases that get it later. `written`: False: nothing changed."""
+    """What a change has done. `away`: the databases that get it later. `written`: False: nothing changed.
+
+    row: the newest row of the type now; None: it was never declared.
+    """
 
     declared: DeclaredType | None
     version: int
     away: Sequence[int]
     written: bool
+    row: TypeVersion | None = None
 
 
 class DeclaredTypeCache:
@@ -97,6 +103,16 @@ class DeclaredTypeCache:
     def all(self) -> Mapping[str, DeclaredType]:
         """All declared types, by name."""
         return self._types
+
+    def infos(self) -> list[TypeInfo]:
+        """All declared types with their last changes, by name."""
+        with self._lock:
+            types, newest = self._types, self._newest
+        return [
+            TypeInfo(types[name], row.version, row.declared_ms, row.actor, row.reason)
+            for name, row in sorted(newest.items())
+            if name in types
+        ]
 
     def newest_version(self, name: str) -> TypeVersion | None:
         """The newest row of a type, which may say that it was forgotten."""
@@ -134,16 +150,7 @@ class DeclaredTypeCache:
 
         Raises StoreUnavailable if none answers.
         """
-        away, failed = [], None
-        for database in self._databases:
-            try:
-                self.read_copy(database)
-            except StoreUnavailable as error:
-                away.append(database.index)
-                failed = error
-        if failed is not None and len(away) == len(self._databases.all):
-            raise failed
-        return away
+        return read_all_copies(self._databases, self.read_copy)
 
     def complete_copy(self, database: Database) -> int:
         """Writes the newest versions that a copy, as it was read, does not have; returns how many.
@@ -152,15 +159,9 @@ class DeclaredTypeCache:
         """
         with self._lock:
             newest, there = dict(self._newest), dict(self._copies.get(database.index, {}))
-        rows = []
-        for name, row in newest.items():
-            version, change_id = there.get(name, (0, ""))
-            if version < row.version:
-                rows.append(row)
-            elif change_id != row.change_id:  # two changes got this version: the later one counts
-                rows.append(row._replace(version=row.version + 1))
+        rows = rows_missing_in_copy(newest, there)
         for row in rows:
-            _insert_version(database, row._replace(copied=True))
+            COPIES.insert(database, row)
         if rows:
             self.read_copy(database)
         return len(rows)
@@ -222,12 +223,21 @@ class DeclaredTypes:
     def __init__(self, databases: Databases, biz_types: BizTypeCache, types_max: int) -> None:
         self._databases, self._biz_types, self._types_max = databases, biz_types, types_max
 
-    def change(self, name: str, edit: Edit, actor: str, reason: str | None = None) -> ChangeResult:
+    def change(
+        self,
+        name: str,
+        edit: Edit,
+        actor: str,
+        reason: str | None = None,
+        *,
+        replaces_unreadable: bool = True,
+    ) -> ChangeResult:
         """Declares, changes or (edit returns None) forgets a type, in all databases that answer.
 
-        A change that changes nothing is not written. Raises InvalidInput for a type beyond `types_max`, for a
-        schema that is refused, and if another biz_type has the name's number; StoreUnavailable if no database
-        answers; what `edit` raises.
+        A change that changes nothing is not written. replaces_unreadable: `edit` may change a declaration
+        that this release cannot read, which it gets as None; False: InvalidInput. Raises InvalidInput for a
+        type beyond `types_max`, for a schema that is refused, and if another biz_type has the name's number;
+        StoreUnavailable if no database answers; what `edit` raises.
         """
         check_biz_type(name)
         check_actor(actor)
@@ -236,10 +246,13 @@ class DeclaredTypes:
             cache = DeclaredTypeCache(self._databases)
             away = cache.read_all_copies()
             before = cache.newest_version(name)
+            if name in cache.faults and not replaces_unreadable:
+                rule = f"has a declaration that this release cannot read: {cache.faults[name]}"
+                raise InvalidInput("biz_type", name, rule)
             wanted = edit(cache.get(name))
             settings = None if wanted is None else wanted.to_json()
             if before is not None and before.settings == settings and name not in cache.faults:
-                return ChangeResult(wanted, before.version, away, written=False)
+                return ChangeResult(wanted, before.version, away, written=False, row=before)
             if before is None and wanted is None:
                 return ChangeResult(None, 0, away, written=False)
             if wanted is not None:
@@ -249,9 +262,11 @@ class DeclaredTypes:
                 name, 1 if before is None else before.version + 1, settings,
                 self._databases.now_ms(), secrets.token_hex(8), actor, reason, copied=False, account=None,
             )  # fmt: skip
-            missed = self._write_everywhere(row, away, with_number=wanted is not None)
+            missed = COPIES.insert_everywhere(
+                self._databases, row, away, self._number_of(name, wanted)
+            )
             if missed is not None:
-                return ChangeResult(wanted, row.version, missed, written=True)
+                return ChangeResult(wanted, row.version, missed, written=True, row=row)
         rule = (
             f"was changed by others {CHANGE_TRIES_MAX} times while this change was made: try again"
         )
@@ -266,83 +281,28 @@ class DeclaredTypes:
             )
             raise InvalidInput("biz_type", name, rule)
 
-    def _write_everywhere(
-        self, row: TypeVersion, away: Sequence[int], *, with_number: bool
-    ) -> list[int] | None:
-        """Writes a row to all databases but `away`. Returns the databases that do not have it.
-
-        None: nothing was written, because another change has this version.
-        """
-        missed, written = list(away), 0
-        failed: StoreUnavailable | None = None
-        for database in self._databases:
-            if database.index in away:
-                continue
-            try:
-                if with_number:
-                    self._biz_types.get_or_create_number(row.name, database)
-                won = _insert_version(database, row)
-            except StoreUnavailable as error:
-                missed.append(database.index)
-                failed = error
-                continue
-            if not won and not written:
-                return None
-            # Not won later on: a database that the other change has reached first. The later one counts.
-            written += 1
-        if not written and failed is not None:
-            raise failed
-        return missed
+    def _number_of(self, name: str, wanted: DeclaredType | None) -> Callable[[Database], object]:
+        """What a database needs before the row: the number of a type that is declared."""
+        if wanted is None:
+            return lambda _database: None
+        return lambda database: self._biz_types.get_or_create_number(name, database)
 
 
-def read_history(databases: Databases, name: str) -> list[TypeVersion]:
-    """The newest HISTORY_MAX versions of a type, newest first, of all databases that answer.
+def read_history(databases: Databases, name: str, limit: int = HISTORY_MAX) -> list[TypeVersion]:
+    """The newest `limit` versions of a type, newest first, of all databases that answer.
 
     A version that people wrote stands for its copies. Raises NotFound, and StoreUnavailable if no database
     answers.
     """
-    found: dict[tuple[int, str], TypeVersion] = {}
-    failed: StoreUnavailable | None = None
-    answers = 0
-    for database in databases:
-        table = database.declared_type.c
-        query = select(*(table[column] for column in (*COLUMNS, "account"))).where(
-            table.name == name
-        )
-        try:
-            rows = database.select(query.order_by(table.version.desc()).limit(HISTORY_MAX))
-        except StoreUnavailable as error:
-            failed = error
-            continue
-        answers += 1
-        for row in map(TypeVersion.from_row, rows):
-            key = row.version, row.change_id
-            if key not in found or (found[key].copied and not row.copied):
-                found[key] = row
-    if not answers and failed is not None:
-        raise failed
+    found = COPIES.read_history(databases, name, limit)
     if not found:
         raise NotFound(f"the biz_type {name!r} was never declared")
-    return sorted(found.values(), key=lambda row: row.rank, reverse=True)[:HISTORY_MAX]
+    return found
 
 
 def delete_old_versions(database: Database, before_ms: int, limit: int) -> int:
     """Deletes up to `limit` versions that a newer one replaced and that are older than `before_ms`."""
-    table = database.declared_type
-    newer = table.alias("newer")
-    query = (
-        select(table.c.name, table.c.version)
-        .where(
-            table.c.declared_time < before_ms,
-            exists().where(newer.c.name == table.c.name, newer.c.version > table.c.version),
-        )
-        .order_by(table.c.name, table.c.version)
-        .limit(limit)
-    )
-    rows = database.select(query)
-    for name, version in rows:
-        database.execute(delete(table).where(table.c.name == name, table.c.version == version))
-    return len(rows)
+    return COPIES.delete_replaced(database, "declared_time", before_ms, limit)
 
 
 def _select_newest_keys(database: Database) -> dict[str, tuple[int, str]]:
@@ -364,21 +324,7 @@ def _select_versions(database: Database, wanted: Mapping[str, int]) -> list[Type
     for start in range(0, len(names), NAMES_AT_ONCE):
         some = names[start : start + NAMES_AT_ONCE]
         condition = or_(*(and_(table.name == n, table.version == wanted[n]) for n in some))
-        query = select(*(table[column] for column in (*COLUMNS, "account"))).where(condition)
-        rows += map(TypeVersion.from_row, database.select(query))
-    return rows
-
-
-def _insert_version(database: Database, row: TypeVersion) -> bool:
-    """Inserts a row; False: the database has this version of the type already, of another change."""
-    values = dict(zip(COLUMNS, row, strict=False))  # without the account, which the server writes
-    values["copied"] = int(row.copied)
-    try:
-        database.run_transaction(
-            lambda connection: connection.execute(insert(database.declared_type).values(values))
+        rows += map(
+            TypeVersion.from_row, database.select(COPIES.select_rows(database).where(condition))
         )
-    except IntegrityError:
-        there = _select_versions(database, {row.name: row.version})
-        # A repeated INSERT after a lost answer finds its own row.
-        return bool(there) and there[0].change_id == row.change_id
-    return True
+    return rows

@@ -1,10 +1,7 @@
 """The pauses, a copy in each database; see docs/adr/0044-pauses.md.
 
-`toc_pause` has a row for each change: the newest version of a target says what holds, the older ones are the
-history. A change writes to all databases that answer, under the next version; the primary key (target,
-version) refuses the second of two changes at the same time, which then reads again. A database that was away
-gets the newest version later (`complete_copy`). Only `peak_per_min` of a row ever changes: each worker adds
-how many jobs a minute it claimed at most before the pause.
+`toc_pause` has a row for each change of a target (toc/store/versioned_copies.py). Only `peak_per_min` of a
+row ever changes: each worker adds how many jobs a minute it claimed at most before the pause.
 """
 
 from __future__ import annotations
@@ -15,20 +12,23 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, exists, func, insert, or_, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import and_, func, select, update
 
 from toc.domain.argument_checks import check_actor, check_reason
 from toc.domain.pauses import JOB_PREFIX, PASS_MS, Pause, Phase
 from toc.errors import InvalidInput, NotFound, StatementFailed, StoreUnavailable
 from toc.store.databases import Database, Databases
+from toc.store.versioned_copies import (
+    CHANGE_TRIES_MAX,
+    VersionedCopies,
+    read_all_copies,
+    rows_missing_in_copy,
+)
 
 log = logging.getLogger(__name__)
 
-CHANGE_TRIES_MAX = 5
 PASSES_MAX = 500  # that are read at once
 _FIRST_MS = 1_704_067_200_000  # 2024: versions of passes count seconds from here
-HISTORY_MAX = 200  # versions of one target that are read
 COLUMNS = (
     "target", "version", "settings", "changed_time", "change_id", "actor", "reason", "copied",
     "peak_per_min",
@@ -63,6 +63,9 @@ class PauseRow(NamedTuple):
     def rank(self) -> tuple[int, int, str]:
         """The newest version of a target has the largest rank."""
         return self.version, self.changed_ms, self.change_id
+
+
+COPIES = VersionedCopies(lambda database: database.pause, COLUMNS, PauseRow.from_row)
 
 
 class KnownPause(NamedTuple):
@@ -112,16 +115,7 @@ class PauseCache:
 
         Raises StoreUnavailable if none answers.
         """
-        away, failed = [], None
-        for database in self._databases:
-            try:
-                self.read_copy(database)
-            except StoreUnavailable as error:
-                away.append(database.index)
-                failed = error
-        if failed is not None and len(away) == len(self._databases.all):
-            raise failed
-        return away
+        return read_all_copies(self._databases, self.read_copy)
 
     def complete_copy(self, database: Database) -> int:
         """Writes the newest rows that a copy, as it was read, does not have; returns how many.
@@ -130,15 +124,10 @@ class PauseCache:
         """
         with self._lock:
             newest, there = dict(self._newest), dict(self._copies.get(database.index, {}))
-        missing = []
-        for target, row in newest.items():
-            have = there.get(target)
-            if have is None or have.version < row.version:
-                missing.append(row)
-            elif have.change_id != row.change_id:  # two changes got this version: the later counts
-                missing.append(row._replace(version=row.version + 1))
+        keys = {target: (row.version, row.change_id) for target, row in there.items()}
+        missing = rows_missing_in_copy(newest, keys)
         for row in missing:
-            _insert_row(database, row._replace(copied=True))
+            COPIES.insert(database, row)
         if missing:
             self.read_copy(database)
         return len(missing)
@@ -176,7 +165,7 @@ class Pauses:
                 # The workers measure the peak once, when the pause begins.
                 peak_per_min=known.row.peak_per_min if known is not None and is_going_on else 0,
             )  # fmt: skip
-            if self._write_everywhere(row, away):
+            if COPIES.insert_everywhere(self._databases, row, away) is not None:
                 return KnownPause(wanted, row)
         rule = f"was changed by others {CHANGE_TRIES_MAX} times meanwhile: try again"
         raise InvalidInput("target", target, rule)
@@ -190,26 +179,6 @@ class Pauses:
         if others >= self._pauses_max:
             rule = f"{others} pauses are not over, and `pauses.max` allows {self._pauses_max}"
             raise InvalidInput("target", target, rule)
-
-    def _write_everywhere(self, row: PauseRow, away: Sequence[int]) -> bool:
-        """Writes a row to all databases but `away`; False: another change has its version."""
-        written = 0
-        failed: StoreUnavailable | None = None
-        for database in self._databases:
-            if database.index in away:
-                continue
-            try:
-                won = _insert_row(database, row)
-            except StoreUnavailable as error:
-                failed = error
-                continue
-            if not won and not written:
-                return False
-            # Not won later on: a database that the other change has reached first. The later one counts.
-            written += 1
-        if not written and failed is not None:
-            raise failed
-        return True
 
 
 def read_targets_now(databases: Databases) -> set[str]:
@@ -234,7 +203,7 @@ def write_pass(
     target = f"{JOB_PREFIX}{job_id}"
     passed = Pause(target, now_ms, now_ms + PASS_MS)
     version = (now_ms - _FIRST_MS) // 1000  # a second pass within a second is the same one
-    _insert_row(
+    COPIES.insert(
         database,
         PauseRow(
             target, version, passed.to_json(), now_ms, secrets.token_hex(8), actor, reason,
@@ -274,24 +243,8 @@ def add_peak(database: Database, target: str, version: int, per_min: int) -> Non
 
 def delete_old_changes(database: Database, before_ms: int, limit: int) -> int:
     """Deletes up to `limit` changes older than `before_ms` that a newer one replaced, and passes."""
-    table = database.pause
-    newer = table.alias("newer")
-    query = (
-        select(table.c.target, table.c.version)
-        .where(
-            table.c.changed_time < before_ms,
-            or_(
-                table.c.target.like(f"{JOB_PREFIX}%"),
-                exists().where(newer.c.target == table.c.target, newer.c.version > table.c.version),
-            ),
-        )
-        .order_by(table.c.target, table.c.version)
-        .limit(limit)
-    )
-    rows = database.select(query)
-    for target, version in rows:
-        database.execute(delete(table).where(table.c.target == target, table.c.version == version))
-    return len(rows)
+    is_pass = database.pause.c.target.like(f"{JOB_PREFIX}%")
+    return COPIES.delete_replaced(database, "changed_time", before_ms, limit, besides=is_pass)
 
 
 def read_history(databases: Databases, target: str) -> list[PauseRow]:
@@ -299,28 +252,10 @@ def read_history(databases: Databases, target: str) -> list[PauseRow]:
 
     Raises NotFound, and StoreUnavailable if no database answers.
     """
-    found: dict[tuple[int, str], PauseRow] = {}
-    failed: StoreUnavailable | None = None
-    answers = 0
-    for database in databases:
-        table = database.pause.c
-        query = select(*(table[column] for column in (*COLUMNS, "account")))
-        query = query.where(table.target == target).order_by(table.version.desc())
-        try:
-            rows = database.select(query.limit(HISTORY_MAX))
-        except StoreUnavailable as error:
-            failed = error
-            continue
-        answers += 1
-        for row in map(PauseRow.from_row, rows):
-            key = row.version, row.change_id
-            if key not in found or (found[key].copied and not row.copied):
-                found[key] = row
-    if not answers and failed is not None:
-        raise failed
+    found = COPIES.read_history(databases, target)
     if not found:
         raise NotFound(f"{target!r} was never paused")
-    return sorted(found.values(), key=lambda row: row.rank, reverse=True)[:HISTORY_MAX]
+    return found
 
 
 def _parse_rows(rows: Iterable[PauseRow]) -> dict[str, KnownPause]:
@@ -346,26 +281,7 @@ def _select_newest(database: Database) -> dict[str, PauseRow]:
         .group_by(table.c.target)
     )
     found = newest.subquery()
-    columns = [table.c[column] for column in (*COLUMNS, "account")]
-    query = select(*columns).join(
+    query = COPIES.select_rows(database).join(
         found, and_(table.c.target == found.c.target, table.c.version == found.c.v)
     )
     return {row.target: row for row in map(PauseRow.from_row, database.select(query))}
-
-
-def _insert_row(database: Database, row: PauseRow) -> bool:
-    """Inserts a row; False: the database has this version of the target already, of another change."""
-    values = dict(zip(COLUMNS, row, strict=False))  # without the account, which the server writes
-    values["copied"] = int(row.copied)
-    try:
-        database.run_transaction(
-            lambda connection: connection.execute(insert(database.pause).values(values))
-        )
-    except IntegrityError:
-        # A repeated INSERT after a lost answer finds its own row.
-        table = database.pause.c
-        query = select(table.change_id).where(
-            table.target == row.target, table.version == row.version
-        )
-        return [change_id for (change_id,) in database.select(query)] == [row.change_id]
-    return True

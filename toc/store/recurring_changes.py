@@ -47,6 +47,9 @@ class Backfilled(NamedTuple):
 Guard = Callable[[RecurringRow], None]
 """Raises an error if the caller may not change a schedule. Called under the lock of its row."""
 
+Admit = Callable[[RecurringRow, int], None]
+"""Raises an error if the caller may not make so many jobs of a schedule now. Called before any is made."""
+
 
 class RecurringChanges:
     """Changes recurring schedules. schedules_max: in a database. backfill_max: nominal times of one
@@ -67,12 +70,13 @@ class RecurringChanges:
         backfill_max: int,
         occurrence_days: float,
         guard: Guard = lambda row: None,
+        admit: Admit = lambda row, jobs: None,
     ) -> None:
         self._databases, self._types = databases, database_metadata.types
         self._biz_types_max, self._schedules_max = biz_types_max, schedules_max
         self._backfill_max = backfill_max
         self._occurrence_ms = round(occurrence_days * 86_400_000)
-        self._guard = guard
+        self._guard, self._admit = guard, admit
         self.chains, self._jobs = chains, chains.jobs
 
     @classmethod
@@ -83,13 +87,14 @@ class RecurringChanges:
         database_metadata: DatabaseMetadata,
         chains: RecurringChains,
         guard: Guard = lambda row: None,
+        admit: Admit = lambda row, jobs: None,
     ) -> RecurringChanges:
         """With the bounds of the settings."""
         limits = settings.limits
         return cls(
             databases, database_metadata, chains, biz_types_max=limits.biz_types,
             schedules_max=limits.recurring, backfill_max=limits.backfill,
-            occurrence_days=settings.retention.occurrence_days, guard=guard,
+            occurrence_days=settings.retention.occurrence_days, guard=guard, admit=admit,
         )  # fmt: skip
 
     def home_of(self, schedule: RecurringSchedule) -> Database:
@@ -107,13 +112,18 @@ class RecurringChanges:
         self._guard(rows[0])
         return rows[0]
 
-    def read_all(self, database_index: int | None = None) -> list[RecurringRow]:
-        """The schedules of one database, or (None) of all, by tenant and name."""
+    def read_all(
+        self, database_index: int | None = None, owner: str | None = None
+    ) -> list[RecurringRow]:
+        """The schedules of one database, or (None) of all, by tenant and name.
+
+        owner: only those of this tenant, "" for those without one.
+        """
         asked = self._databases.all if database_index is None else [self._databases[database_index]]
         rows = [
             row
             for database in asked
-            for row in recurring_rows.select_rows(database, limit=self._schedules_max)
+            for row in recurring_rows.select_rows(database, owner=owner, limit=self._schedules_max)
         ]
         return sorted(rows, key=lambda row: (row.tenant or "", row.name))
 
@@ -229,6 +239,7 @@ class RecurringChanges:
         """Makes one more job of a schedule, due now, also of a paused one. At most one in a second."""
         database = self._database_of(name, tenant)
         row, now_ms = self.read(name, tenant), _now_ms(database)
+        self._admit(row, 1)
         new = self.chains.new_extra_job(row, now_ms // 1000 * 1000, now_ms)
         (inserted,) = self._jobs.insert([new], "keep")
         return MadeOccurrence(inserted.job_id, row.schedule.biz_type, inserted.due_ms)
@@ -240,7 +251,7 @@ class RecurringChanges:
         """
         database = self._database_of(name, tenant)
         now_ms = _now_ms(database)
-        rule = self.read(name, tenant).schedule.recurrence
+        row = self.read(name, tenant)
         if start_ms <= now_ms - self._occurrence_ms:
             text = (
                 "must not lie further back than `retention.occurrence_days`: which times had jobs is "
@@ -248,11 +259,13 @@ class RecurringChanges:
             )
             raise InvalidInput("start", datetime_of(start_ms).isoformat(), text)
         times_ms: list[int] = []
-        for each in rule.times_ms(start_ms - 1, min(end_ms, now_ms)):
+        for each in row.schedule.recurrence.times_ms(start_ms - 1, min(end_ms, now_ms)):
             if len(times_ms) == self._backfill_max:
                 text = f"has more than `limits.backfill` ({self._backfill_max}) nominal times"
                 raise InvalidInput("range", f"{start_ms} to {end_ms}", text)
             times_ms.append(each)
+        if times_ms:
+            self._admit(row, len(times_ms))
         made: list[MadeOccurrence] = []
         for start in range(0, len(times_ms), BACKFILL_AT_ONCE):
             some = times_ms[start : start + BACKFILL_AT_ONCE]

@@ -53,9 +53,12 @@ def _parse_definition(name: str, tenant: str | None, text: str) -> RecurringSche
 
 def select_rows(
     database: Database, connection: Connection | None = None, *, tenant: str | None = None,
-    name: str | None = None, lock: bool = False, limit: int | None = None,
+    name: str | None = None, owner: str | None = None, lock: bool = False, limit: int | None = None,
 ) -> list[RecurringRow]:  # fmt: skip
-    """Rows of one database, ordered by tenant and name; `name` given: the one row of tenant and name."""
+    """Rows of one database, ordered by tenant and name; `name` given: the one row of tenant and name.
+
+    owner: only the rows of this tenant, "" for those without one; None: all rows.
+    """
     c = database.recurring.c
     query = select(
         c.tenant, c.name, c.version, c.definition, c.type_no, c.cursor_time, c.job_id, c.nominal_time,
@@ -63,6 +66,8 @@ def select_rows(
     ).order_by(c.tenant, c.name).limit(limit)  # fmt: skip
     if name is not None:
         query = query.where(c.tenant == (tenant or ""), c.name == name)
+    if owner is not None:
+        query = query.where(c.tenant == owner)
     if lock:
         query = query.with_for_update()
     found = database.select(query) if connection is None else connection.execute(query).all()

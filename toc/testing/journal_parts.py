@@ -169,8 +169,9 @@ def judge_all_jobs(
     for job_id, job in by_job.jobs.items():
         judge.judge_job(job_id, job)
     judge.report.entries = by_job.entries
-    for late in judge.report.by_type.values():
-        judge.report.lateness.merge(late)
+    for biz_type, late in judge.report.by_type.items():
+        if biz_type not in rules.held_types:
+            judge.report.lateness.merge(late)
     return judge.report
 
 

@@ -54,6 +54,8 @@ class Rules:
     timeouts_ms: by biz_type, how long a claim holds: a start after this time is legal if the run before had
     not ended, and a fault explains a start only if the fault came within this time.
 
+    held_types: biz_types whose jobs wait on purpose (paused, limited): their lateness is in `by_type` only.
+
     problems_max: how many problems of each kind are kept in words (default 100); all problems are counted.
     """
 
@@ -63,6 +65,7 @@ class Rules:
     linger_ms: float = 0.0
     max_attempts: Mapping[str, int] = field(default_factory=dict)
     timeouts_ms: Mapping[str, float] = field(default_factory=dict)
+    held_types: frozenset[str] = frozenset()
     problems_max: int = 100
 
 
@@ -217,7 +220,7 @@ class _JobCheck:
         if by_type is None:
             by_type = report.by_type[self._biz_type] = Lateness()
         by_type.add(late_ms)
-        if not self._faults.all:
+        if not self._faults.all or self._biz_type in self._rules.held_types:
             return
         moment = self._faults.fault_state_at(due_ms)
         for name in moment.during:

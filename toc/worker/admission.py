@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from toc.limits.ramp_starts import RampStarts
 from toc.runtime.admission import Admission, AdmissionChain, chain_admissions
 from toc.runtime.clock import Clock
 
 __all__ = ["Admission", "AdmissionChain", "ClosedAdmission", "RampAdmission", "chain_admissions"]
 
 CLOSED_S = 1.0  # when to ask a closed admission again; its end wakes the fetchers earlier
-BURST_S = 0.2  # a ramp admits in one moment at most what its rate allows in so long
+GATHER_S = 0.025  # starts that a ramp allows in so long are taken together
 RETRY_S_MIN, RETRY_S_MAX = 0.02, 1.0
 
 
@@ -33,36 +33,42 @@ class ClosedAdmission:
 
 
 class RampAdmission:
-    """A token bucket whose rate grows. `rate_per_s()`: this process' part of the ramp's present rate."""
+    """Admits as many jobs as a ramp's rate allows, over all processes. It remembers a refusal for a moment.
 
-    def __init__(self, rate_per_s: Callable[[], float], clock: Clock) -> None:
-        self._rate_per_s, self._clock = rate_per_s, clock
-        self._lock = threading.Lock()
-        self._tokens, self._filled_s = 0.0, clock.monotonic_s()
+    `rate_per_s()`: the present rate of all processes together; 0: nothing is admitted.
+    """
+
+    def __init__(
+        self, target: str, rate_per_s: Callable[[], float], starts: RampStarts, clock: Clock
+    ) -> None:
+        self._target, self._rate_per_s = target, rate_per_s
+        self._starts, self._clock = starts, clock
+        self._closed_until_s = (
+            0.0  # two threads may write it: then the one or the other asks earlier
+        )
 
     def admit(self, wanted: int) -> int:
-        with self._lock:
-            self._fill_bucket()
-            given = max(0, min(wanted, int(self._tokens)))
-            self._tokens -= given
-            return given
+        if wanted <= 0 or self._clock.monotonic_s() < self._closed_until_s:
+            return 0
+        rate = self._rate_per_s()
+        if rate <= 0:
+            self._closed_until_s = self._clock.monotonic_s() + RETRY_S_MAX
+            return 0
+        answer = self._starts.take_starts(self._target, rate, wanted)
+        if answer.wait_ms > 0 and answer.admitted < wanted:
+            # A few starts together are cheaper than one by one.
+            wait_s = max(GATHER_S, answer.wait_ms / 1000)
+            self._closed_until_s = self._clock.monotonic_s() + min(RETRY_S_MAX, wait_s)
+        return answer.admitted
 
     def return_unused(self, count: int) -> None:
-        with self._lock:
-            self._tokens += count
+        rate = self._rate_per_s()
+        if count > 0 and rate > 0:
+            self._starts.return_starts(self._target, rate, count)
 
     def job_ended(self, job_id: int) -> None:
         """A ramp limits how many jobs begin, not how many run."""
 
     def retry_after_s(self) -> float:
-        with self._lock:
-            self._fill_bucket()
-            missing = max(0.0, 1 - self._tokens)
-        return min(RETRY_S_MAX, max(RETRY_S_MIN, missing / max(self._rate_per_s(), 1e-9)))
-
-    def _fill_bucket(self) -> None:
-        """Adds the tokens of the time since the last call. The caller holds the lock."""
-        now_s, rate = self._clock.monotonic_s(), self._rate_per_s()
-        most = max(1.0, rate * BURST_S)
-        self._tokens = min(most, self._tokens + rate * (now_s - self._filled_s))
-        self._filled_s = now_s
+        left_s = self._closed_until_s - self._clock.monotonic_s()
+        return min(RETRY_S_MAX, max(RETRY_S_MIN, left_s))

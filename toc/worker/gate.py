@@ -1,7 +1,8 @@
 """The gate of a process: which types it may claim now, and how many jobs of them (ADR 44).
 
 The gate knows the pauses, and the types that something else restricts (limits). Fetchers, claim stages and
-the pool ask the gate; it asks no server. `update_pauses` replaces its state, which readers see as a whole.
+the pool ask the gate; it asks no server (the admission of a ramp does). `update_pauses` replaces its state,
+which readers see as a whole.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from toc.domain.biz_types import type_no_of
 from toc.domain.pauses import (
@@ -21,6 +23,7 @@ from toc.domain.pauses import (
     hold_topic_of,
 )
 from toc.domain.pull_types import PULL_TOPIC_PREFIX
+from toc.limits.ramp_starts import RampStarts
 from toc.runtime.clock import Clock, SystemClock
 from toc.store.due_pages import TypesExcept
 from toc.store.pauses import KnownPause
@@ -73,13 +76,13 @@ class Gate:
         self._lock = threading.Lock()
         self._known: Mapping[str, KnownPause] = {}
         self._phases: Mapping[str, tuple[int, Phase]] = {}
-        self._ramps: dict[tuple[str, int], RampAdmission] = {}
+        self._ramps: dict[str, RampAdmission] = {}
+        self.ramp_starts = RampStarts(self._clock)
+        """Where the ramps of all processes take their starts; without a store: this process' part."""
         self._listeners: list[Callable[[], None]] = []
         self._state = OPEN
         self.version = 0
         """Grows with each change of the state."""
-        self.share = 1.0
-        """This process' part of the rate of a ramp: 1 / the number of processes that share the work."""
 
     # ---- changes
 
@@ -115,34 +118,38 @@ class Gate:
     def _replace_state(self, limits: Mapping[str, Admission]) -> None:
         """The caller holds the lock."""
         links: dict[str, Admission] = {}
-        ramps: dict[tuple[str, int], RampAdmission] = {}
+        ramps: dict[str, RampAdmission] = {}
         held = set(limits)
-        for target, (version, phase) in self._phases.items():
+        for target, (_, phase) in self._phases.items():
             if phase is Phase.PAUSED:
                 links[target] = ClosedAdmission()
             elif phase is Phase.RAMPING:
-                key = target, version
-                ramps[key] = self._ramps.get(key) or self._make_ramp(target)
-                links[target] = ramps[key]
+                # Also of a newer version: processes learn of a change at different times, and would take
+                # from two buckets meanwhile.
+                ramps[target] = self._ramps.get(target) or self._make_ramp(target)
+                links[target] = ramps[target]
             name = biz_type_of_target(target)
             if name is not None:
                 held.add(name)
         closed = {target for target, (_, phase) in self._phases.items() if phase is Phase.PAUSED}
+        for ended in self._ramps.keys() - ramps.keys():
+            self.ramp_starts.forget_ramp(ended)
         self._ramps = ramps
         numbers = {type_no_of(name): name for name in held}
         self._state = GateState(links, frozenset(closed), numbers, limits)
         self.version += 1
 
     def _make_ramp(self, target: str) -> RampAdmission:
-        return RampAdmission(lambda: self._ramp_rate(target), self._clock)
+        rate_per_s = partial(self._ramp_rate, target)
+        return RampAdmission(target, rate_per_s, self.ramp_starts, self._clock)
 
     def _ramp_rate(self, target: str) -> float:
-        """This process' part of the present rate of a ramp, in jobs a second."""
+        """The present rate of a ramp over all processes, in jobs a second."""
         known = self._known.get(target)
         if known is None or known.pause.ramp is None or known.pause.until_ms is None:
             return 0.0
         elapsed_ms = self._now_ms() - known.pause.until_ms
-        return known.pause.ramp.rate_at(elapsed_ms, known.row.peak_per_min / 60) * self.share
+        return known.pause.ramp.rate_at(elapsed_ms, known.row.peak_per_min / 60)
 
     def _tell_listeners(self) -> None:
         for listener in list(self._listeners):
@@ -210,6 +217,8 @@ class Gate:
             links = [state.links.get(target) for target in targets]
             if name is not None:
                 links.append(state.limits.get(name))
+            # A ramp comes last: it alone asks a server, and need not if another one refuses.
+            links.sort(key=lambda link: isinstance(link, RampAdmission))
             state.chains[topic] = chain_admissions(links)
         return state.chains[topic]
 

@@ -1,4 +1,4 @@
-"""The actions about types, the explanation of a job, health and the OpenAPI document."""
+"""The actions explain and health."""
 
 from __future__ import annotations
 
@@ -7,44 +7,16 @@ import functools
 from http import HTTPStatus
 from typing import Any
 
-from toc.access.authorise import is_allowed
 from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
 from toc.admin.job_meaning import describe_job_state
-from toc.domain.declared_type import DeclaredType
 from toc.domain.job import Event
 from toc.errors import NotFound, StoreUnavailable
 from toc.http.backend import Backend
 from toc.http.call import Call, Reply
-from toc.http.declared import declared_types
 from toc.http.job_calls import read_job
 from toc.http.job_documents import job_document
 from toc.http.wire_times import format_time
 from toc.store.job_details import JobDetails
-
-
-async def list_types(backend: Backend, call: Call) -> Reply:
-    """GET /v1/types."""
-    caller = call.caller
-    found = [
-        _type_document(declared)
-        for name, declared in sorted(declared_types(backend).items())
-        if is_allowed(caller, "read", name, caller.tenant)
-    ]
-    return Reply({"types": found})
-
-
-def _type_document(declared: DeclaredType) -> dict[str, Any]:
-    return {
-        "name": declared.name,
-        "mode": declared.mode,
-        "timeout_s": declared.timeout_s,
-        "max_attempts": declared.max_attempts,
-        "payload_schema": declared.payload_schema,
-        "rate": declared.rate,
-        "burst": declared.burst,
-        "concurrency": declared.concurrency,
-        "per": declared.per,
-    }
 
 
 async def explain(backend: Backend, call: Call) -> Reply:
