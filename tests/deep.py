@@ -34,6 +34,9 @@ ONCE = {
 }
 """Where `make test` runs each test function once with this parameter. Elsewhere it is deep."""
 
+NEVER = {"mariadb": ("tests/migration/test_killed.py",), "mysql behind a proxy": ()}
+"""Files of these places where `make test` runs nothing with this parameter: they take half a minute each."""
+
 ALWAYS = {
     "mariadb": (
         "tests/contract/test_values.py",
@@ -62,7 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not has_parameter(item, engine) or item.nodeid.startswith(ALWAYS[engine]):
                 continue
             function = item.nodeid.partition("[")[0]
-            if function in run_once or not item.nodeid.startswith(places):
+            is_elsewhere = not item.nodeid.startswith(places) or item.nodeid.startswith(
+                NEVER[engine]
+            )
+            if function in run_once or is_elsewhere:
                 item.add_marker(deep)
             run_once.add(function)
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from tests.chaos.calls import Calls, RemoteCalls
 from tests.chaos.plan import (
     ASYNC,
+    BATCH,
     BULK,
     LENGTHY,
     MOODY,
@@ -197,7 +198,7 @@ class PullClerk(Clerk):
 
 
 class RestrictedClerk(Clerk):
-    """Bunches of jobs of restricted types, each bunch due at one moment; and stories of the paused type."""
+    """Bunches of jobs of restricted types and for batches, due at one moment; stories of the paused type."""
 
     def _begin(self) -> None:
         rng, calls = self._rng, self._calls
@@ -210,10 +211,13 @@ class RestrictedClerk(Clerk):
         elif draw < 0.65:
             shops = [rng.choice(SHOP_IDS) for _ in range(rng.randint(1, 6))]
             calls.schedule_many([(shop, action_ms) for shop in shops], SHOPS)
-        elif draw < 0.75:
+        elif draw < 0.73:
             self._schedule_bunch(PAUSED, rng.randint(1, 10), action_ms)
-        elif draw < 0.85:
-            calls.schedule(biz_id, rng.choice([RATE, PLACES, PAUSED]), action_ms, {"fail": 1})
+        elif draw < 0.78:
+            self._schedule_bunch(BATCH, rng.randint(10, 60), action_ms)
+        elif draw < 0.86:
+            biz_type = rng.choice([RATE, PLACES, PAUSED, BATCH])
+            calls.schedule(biz_id, biz_type, action_ms, {"fail": 1})
         elif draw < 0.93:
             self._cancel_if_known(calls.schedule(biz_id, PAUSED, action_ms, {}), action_ms)
         else:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Scale:
     @property
     def timeouts_s(self) -> dict[str, float]:
         """By type with handlers."""
-        all_types = [*TYPES, *RESTRICTED_TYPES]
+        all_types = [*TYPES, *BATCH_TYPES, *RESTRICTED_TYPES]
         return dict.fromkeys(all_types, self.timeout_s) | {LENGTHY: 3 * self.lease_s}
 
     @property
@@ -110,6 +109,11 @@ TYPES: dict[str, dict[str, Any]] = {
     POISON: {"retry": [0.5], "max_attempts": 2},
 }
 
+BATCH = "chaos.batch"  # its handler takes many jobs in one call, some of which fail
+BATCH_TYPES: dict[str, dict[str, Any]] = {
+    BATCH: {"retry": [0.5], "max_attempts": 32, "batch": 20, "batch_wait": 0.1},
+}
+
 PULL = "chaos.pull"  # remote consumers settle them at once, some as failed
 PULL_LONG = "chaos.pull.long"  # longer than a lease, which the consumer extends
 PULL_LATE = "chaos.pull.late"  # its first consumer settles after the lease, the next ones fail
@@ -140,8 +144,11 @@ def dump_threads_when_asked() -> None:
 
 
 def end_with_the_rig() -> None:
-    """Waits for the end of standard input."""
-    while sys.stdin.readline():
+    """Waits for the end of standard input.
+
+    Not by `sys.stdin`: a thread that waits in it holds its lock, and Python may fail for that as it ends.
+    """
+    while os.read(0, 4096):
         pass
     os._exit(1)
 

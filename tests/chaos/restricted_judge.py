@@ -21,7 +21,7 @@ from toc.testing import Fault
 
 LINGER_MS = 5000.0  # after a fault: until all nodes go by Redis again, and have named their holders
 SHARE_LINGER_MS = 2000.0
-MARGIN_MS = 2000.0  # from a look at the known pauses to a handler's first line, on a busy machine
+MARGIN_MS = 3000.0  # from a look at the known pauses to a handler's first line, on a busy machine
 WINDOW_MS = 120_000.0  # longer windows of a rate are not looked at
 EXACT = 0.06  # starts: the limits' clock counts whole ms
 SHOWN = 20  # problems of one check that are told in words
@@ -62,13 +62,14 @@ class Breakage:
     """Which faults, by name, concern limits and schedules. `workers`: how many nodes there are.
 
     redis: what breaks Redis for a worker. members: what makes the roster of nodes wrong. clocks: what moves
-    a server's clock.
+    a server's clock. hold_ms: how long a place is held after its process was last heard of.
     """
 
     redis: Collection[str]
     members: Collection[str]
     clocks: Collection[str]
     workers: int
+    hold_ms: float
 
     def excuses(self, faults: Sequence[Fault], shares: Iterable[Span]) -> list[Excuse]:
         """Without ZooKeeper, or while nodes come and go, each node may take the whole limit."""
@@ -98,7 +99,9 @@ def judge(seen: Seen, breakage: Breakage) -> list[Finding]:
         attempts = seen.of_type(name)
         if limit.concurrency is not None:
             groups = by_shop(attempts, seen.shops) if limit.per_shop else [attempts]
-            found.append(check_concurrency(name, limit, groups, seen.faults, excuses))
+            found.append(
+                check_concurrency(name, limit, groups, seen.faults, excuses, breakage.hold_ms)
+            )
         if limit.rate_per_s is not None:
             found.append(check_rate(name, limit, attempts, seen.taken, excuses))
     pauses = [
@@ -126,10 +129,12 @@ def check_concurrency(
     groups: Iterable[Sequence[Attempt]],
     faults: Sequence[Fault],
     excuses: Sequence[Excuse],
+    hold_ms: float,
 ) -> Finding:
     """Never more than `concurrency` handlers of a group at once.
 
     A handler whose process stood still or was cut off counts only until then: its hold ends with its lease.
+    So does one that took more than half of `hold_ms`: these handlers take a fraction of a second.
     """
     found, most = Finding(f"{name}, at once"), limit.concurrency or 0
     peak = 0
@@ -139,7 +144,7 @@ def check_concurrency(
         for attempt in sorted(attempts, key=lambda each: each.start_ms):
             at_ms = attempt.start_ms
             ends = [end for end in ends if end > at_ms]
-            end_ms = _held_until(attempt, faults)
+            end_ms = _held_until(attempt, faults, hold_ms)
             if end_ms <= at_ms:
                 continue
             ends.append(end_ms)
@@ -156,16 +161,16 @@ def check_concurrency(
     return found
 
 
-def _held_until(attempt: Attempt, faults: Sequence[Fault]) -> float:
-    """When the attempt ended, or a fault of its process began that may have ended its hold before."""
-    lost = (
+def _held_until(attempt: Attempt, faults: Sequence[Fault], hold_ms: float) -> float:
+    """When the attempt ended, or its hold may have ended: by a fault of its process, or on a slow machine."""
+    lost = [
         fault.from_ms
         for fault in faults
         if attempt.process in fault.processes
         and fault.from_ms <= attempt.end_ms
         and fault.to_ms >= attempt.start_ms
-    )
-    return min(lost, default=attempt.end_ms)
+    ]
+    return min(attempt.end_ms, attempt.start_ms + hold_ms / 2, *lost)
 
 
 def check_rate(

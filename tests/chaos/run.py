@@ -29,7 +29,7 @@ from tests.chaos.nemesis import (
     Act,
     Fault,
 )
-from tests.chaos.plan import LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
+from tests.chaos.plan import BATCH_TYPES, LONG, NOBODY, PULL_TYPES, SHORT, TYPES, Scale, chance
 from tests.chaos.restricted import RESTRICTED_TYPES
 from tests.chaos.restricted_judge import Breakage, Finding, judge
 from tests.chaos.table import table
@@ -203,23 +203,24 @@ def chaos(
         early_ms={REDIS_CLOCK: SKEW_MS},
         max_attempts={
             name: terms.get("max_attempts", 16)
-            for name, terms in (TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
+            for name, terms in (TYPES | BATCH_TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
         },
         timeouts_ms=scale.holds_ms,
         held_types=frozenset(RESTRICTED_TYPES),
     )
-    report, findings = check(histories, rules), judge(seen, breakage())
+    report, findings = check(histories, rules), judge(seen, breakage(scale))
     lines = [*table(report), *map(str, findings)]
     return Outcome(seed, report, world.troubles, directory, lines, findings)
 
 
-def breakage() -> Breakage:
+def breakage(scale: Scale) -> Breakage:
     """Which faults concern the limits of types, and schedules."""
     return Breakage(
         redis={REDIS_LINK, *(one.name for one in FAULTS if "redis" in one.hits)},
         members={one.name for one in FAULTS if one.hits & {"worker", "zookeeper"}} - {REDIS_LINK},
         clocks={REDIS_CLOCK, DATABASE_CLOCK},
         workers=WORKERS,
+        hold_ms=scale.lease_s * 1000,
     )
 
 

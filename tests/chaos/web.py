@@ -1,10 +1,12 @@
 """A replica of `toc web` of the rig: `python -m tests.chaos.web FILE`, its plan as JSON.
 
-It ends in good order on SIGTERM, and at once when its standard input does: when the rig was killed.
+It ends in good order on SIGTERM, within the time limit of `toc web`, and at once when its standard input
+does: when the rig was killed.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import signal
@@ -14,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.plan import dump_threads_when_asked, end_with_the_rig
+from toc.cli.exit_codes import NO
+from toc.cli.stop_limit import limit_stop
+from toc.cli.web import STOP_S_MAX
 from toc.http.serve import WebServer
 from toc.runtime.settings import Settings
 
@@ -29,6 +34,7 @@ def main(plan: dict[str, Any]) -> int:
     server.start()
     Path(plan["ready"]).touch()
     ended.wait()
+    limit_stop(STOP_S_MAX, NO, faulthandler.dump_traceback)
     return 0 if server.stop() else 1
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from tests.chaos.observations import Observations
 from tests.chaos.plan import (
     ASYNC,
+    BATCH_TYPES,
     NO_DATABASE,
     TYPES,
     Lines,
@@ -52,6 +53,8 @@ class Handlers:
         for name, terms in TYPES.items():
             function = self.act_async if name == ASYNC else self.act
             found.handler(name, timeout=timeouts_s[name], **terms)(function)
+        for name, terms in BATCH_TYPES.items():
+            found.handler(name, timeout=timeouts_s[name], **terms)(self.act_batch)
         for name, terms in RESTRICTED_TYPES.items():
             found.handler(name, timeout=timeouts_s[name], **terms)(self.act_restricted)
         self._timeouts_s = timeouts_s
@@ -84,6 +87,15 @@ class Handlers:
         finally:
             self._ended(job, failed=failed)
 
+    def act_batch(self, jobs: list[Job]) -> list[RuntimeError | None]:
+        """Each job has its own start, end and outcome."""
+        for job in jobs:
+            self._started(job)
+        outcomes = [self._failure_of(job) for job in jobs]
+        for job, failure in zip(jobs, outcomes, strict=True):
+            self._ended(job, failed=failure is not None)
+        return outcomes
+
     async def act_async(self, job: Job) -> None:
         self._started(job)
         failed, verdict, began_s = True, "", time.monotonic()
@@ -98,9 +110,15 @@ class Handlers:
             self._ended(job, failed=failed, verdict=verdict)
 
     def _fail(self, job: Job) -> None:
+        failure = self._failure_of(job)
+        if failure is not None:
+            raise failure
+
+    def _failure_of(self, job: Job) -> RuntimeError | None:
         wants = job.attribute
         if job.attempts <= wants.get("fail", 0) or self._now() < wants.get("fail_until_ms", 0):
-            raise RuntimeError(f"attempt {job.attempts} fails")
+            return RuntimeError(f"attempt {job.attempts} fails")
+        return None
 
     def _started(self, job: Job) -> None:
         self._journal.write(

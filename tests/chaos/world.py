@@ -352,6 +352,7 @@ class World:
     def close(self) -> None:
         """Ends everything that was started, without ceremony."""
         self._ended.set()
+        self.restrictions.give_up()
         for host in self.hosts:
             host.thaw()
             host.kill()

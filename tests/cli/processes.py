@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 POLL_SECONDS = 0.02
-SECONDS_MAX = 30.0
+SECONDS_MAX = 60.0  # a process starts in that time on a busy machine too
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = SECONDS_MAX) -> None:

@@ -314,3 +314,27 @@ def test_a_countdown_from_the_command_line(toc: Toc) -> None:
     assert toc("arrive", "pay").code == 2
     missing = toc("arrive", "pay", "--biz-id", "A-8")
     assert (missing.code, missing.out.partition(":")[0].strip()) == (1, "unknown")
+
+
+def test_a_debounced_job_from_the_command_line(toc: Toc) -> None:
+    call = ("debounce", "A-9", "--quiet", "30m", "--max-wait", "1h", "--type", "index.rebuild")
+    made = toc(*call, "--attribute", '{"n": 1}', "--json")
+    job_id = made.json["job_id"]
+    assert (made.code, made.json["did"]) == (0, "inserted")
+    moved = toc(*call, "--attribute", '{"n": 2}', "--json").json
+    assert (moved["job_id"], moved["did"]) == (job_id, "replaced")
+    assert moved["due_time"] >= made.json["due_time"]
+    shown = toc("job", "show", job_id, "--json").json["jobs"][0]
+    assert (shown["attribute"], shown["biz_type"]) == ({"n": 2}, "index.rebuild")
+    assert toc(*call).out.endswith(" (replaced: it holds the key)\n")
+    other = toc(*call, "--key", "k", "--json").json
+    assert (other["did"], other["job_id"] != job_id) == ("inserted", True)
+    wrong = [
+        ("--quiet", "soon", "quiet"), ("--max-wait", "2031-01-01T00:00Z", "max_wait"),
+        ("--max-wait", "1s", "max_wait"), ("--quiet", "0s", "quiet"),
+    ]  # fmt: skip
+    for option, value, field in wrong:
+        refused = toc(*call, option, value)
+        assert (refused.code, refused.out) == (2, "")
+        assert f"toc: {field}: must" in refused.err
+    assert toc("debounce", "A-9", "--quiet", "1s").code == 2

@@ -21,7 +21,7 @@ COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule
             "tables backfill", "nightly", "purge", "grants",
             "webhooks add", "webhooks list", "webhooks rotate", "webhooks enable", "webhooks disable",
             "webhooks remove", "webhooks test", "webhooks key", "webhooks rekey",
-            "alarms test",
+            "alarms test", "sinks test", "debounce",
             "token create", "token list", "token revoke", "audit list", "slots", "nodes", "status", "doctor",
             "move", "settings", "version", "check"]  # fmt: skip
 

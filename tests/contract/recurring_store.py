@@ -31,7 +31,7 @@ class RecurringStore:
         self.chains = RecurringChains(library.databases, library.jobs, codec_of)
         self.changes = RecurringChanges(
             library.databases, library.database_metadata, self.chains,
-            biz_types_max=100, schedules_max=3, backfill_max=500, occurrence_days=31,
+            biz_types_max=100, schedules_max=3, tenant_schedules_max=2, backfill_max=500, occurrence_days=31,
         )  # fmt: skip
         self.database = self.changes._database_of(NAME, None)
         self._tokens = 0

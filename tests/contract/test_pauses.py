@@ -171,7 +171,10 @@ def test_a_pass_is_read_for_a_minute_and_is_no_pause(library: Library) -> None:
     write_pass(home, 42, now_ms, "ann", "the customer waits")
     write_pass(home, 42, now_ms, "ann", None)  # within the same second
     write_pass(home, 7, now_ms + 5, "ann", None)
-    assert [job_id for job_id, _ in read_passes(home, now_ms)] == [42, 7]
+    found = read_passes(home, now_ms)
+    assert [each.job_id for each in found] == [42, 7]
+    assert [each.job_id for each in read_passes(home, now_ms, found[0].place)] == [7]
+    assert read_passes(home, now_ms, found[1].place) == []
     assert read_passes(home, now_ms + PASS_MS + 5) == []
     cache = PauseCache(library.databases)
     cache.read_all_copies()

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import ACTOR, Library
-from tests.contract.recurring_store import NAME, RecurringStore
+from tests.contract.recurring_store import HOUR_MS, NAME, RecurringStore
 from toc.domain.job import Status
 from toc.errors import InvalidInput, NotFound
 from toc.store import recurring_rows
@@ -312,6 +312,34 @@ def test_a_change_leaves_a_job_that_has_begun_and_continues_when_it_ends(
     assert store.nominal_h == 1.5
 
 
+@pytest.mark.parametrize("change", ["declare", "pause", "remove"])
+def test_a_job_that_has_snoozed_has_begun(store: RecurringStore, change: str) -> None:
+    """Its handler has run: another job for the same time would do the work twice."""
+    store.declare()
+    store.advance(1)
+    job, token = store.claim()
+    again_ms = store.library.now_ms + HOUR_MS // 4
+    assert store.library.settle_as(OutcomeKind.SNOOZE, job.job_id, token, again_ms)
+    if change == "declare":
+        store.declare(cron="30 * * * *")
+    elif change == "pause":
+        store.changes.pause(NAME, None, ACTOR)
+    else:
+        store.changes.remove(NAME, None, ACTOR)
+    assert store.job(job.job_id).status is PENDING
+    assert store.occurrences() == [1]
+
+
+def test_a_change_replaces_a_job_that_was_given_back(store: RecurringStore) -> None:
+    store.declare()
+    store.advance(1)
+    job, token = store.claim()
+    assert store.library.settle_as(OutcomeKind.GIVE_BACK, job.job_id, token)
+    store.declare(attribute='{"new":1}')
+    assert store.job(job.job_id).status is CANCELLED
+    assert (store.nominal_h, store.job().attribute) == (1, {"new": 1})
+
+
 def test_a_change_while_a_due_job_waits_keeps_its_time(store: RecurringStore) -> None:
     store.declare()
     store.advance(1.1)
@@ -371,6 +399,22 @@ def test_a_schedule_that_has_ended_makes_nothing_more(store: RecurringStore) -> 
     store.advance(1)
     assert store.keep() is None
     assert store.statuses() == [(1, DONE)]
+
+
+def test_a_tenant_has_so_many_schedules_and_others_have_room(store: RecurringStore) -> None:
+    names: list[str] = []
+    number = 0
+    while len(names) < 3:  # of one database
+        number += 1
+        schedule = store.schedule(name=f"t{number}", tenant="red")
+        if store.changes.home_of(schedule) is store.database:
+            names.append(schedule.name)
+    for name in names[:2]:
+        store.declare(name=name, tenant="red")
+    with pytest.raises(InvalidInput, match=r"limits\.recurring_per_tenant"):
+        store.declare(name=names[2], tenant="red")
+    store.declare(name=names[0], tenant="red", every_s=60)  # to change one is allowed
+    assert store.declare(name=names[2]).written  # one without a tenant
 
 
 def test_the_number_of_schedules_is_bounded(store: RecurringStore) -> None:

@@ -99,7 +99,7 @@ def test_a_recurring_schedule_lies_in_the_database_of_its_jobs(two: Library) -> 
     chains = RecurringChains(two.databases, two.jobs, lambda name: None)
     changes = RecurringChanges(
         two.databases, two.database_metadata, chains, biz_types_max=100, schedules_max=20,
-        backfill_max=10, occurrence_days=31,
+        tenant_schedules_max=20, backfill_max=10, occurrence_days=31,
     )  # fmt: skip
     rule = Recurrence(every_s=3600)
     for number in range(8):

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.pool import NullPool
 
+from tests.deep import deep
 from tests.growing.town import LATER, Town, begun, refused
 from tests.servers.mysql import execute, replicate
 from toc.store import move_server_session as module
@@ -82,7 +83,10 @@ def test_killed_after_the_switch_it_is_finished(town: Town, step: str) -> None:
     check_moved(town)
 
 
-@pytest.mark.parametrize("step", BEFORE_HOME[3:])
+@pytest.mark.parametrize(
+    "step",
+    [BEFORE_HOME[3], *(pytest.param(it, marks=deep) for it in BEFORE_HOME[4:-1]), BEFORE_HOME[-1]],
+)
 def test_a_step_that_fails_takes_everything_back(town: Town, step: str) -> None:
     def tell(told: str, text: str) -> None:
         if told == step:

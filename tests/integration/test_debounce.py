@@ -6,6 +6,7 @@ import asyncio
 import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_the_code_of_the_page_runs(
 ) -> None:
     for name, value in settings_as_environment(small).items():
         monkeypatch.setenv(name, value)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     known: dict[str, Any] = {}
     before = dict(registry._specs)
     try:
@@ -102,3 +103,36 @@ def test_the_code_of_the_page_runs(
         registry._specs.update(before)
     assert capsys.readouterr().out == "shop-7 {'price': 11}\n"
     assert small.library.count() == 1
+
+
+def test_the_throttle_of_the_page_makes_one_job_for_each_window(
+    small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings_as_environment(small).items():
+        monkeypatch.setenv(name, value)
+    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    known: dict[str, Any] = {}
+    exec(compile(code, "debounce.md", "exec"), known)  # noqa: S102 - it is ours
+    window = 3_000_000_000 // 30  # in the future: no job is due while the test runs
+
+    def call_in_window(number: int) -> Scheduled:
+        known["time"] = SimpleNamespace(time=lambda: number * 30 + 7.5)
+        found = known["rebuild_at_once"]("shop-7")
+        assert isinstance(found, Scheduled)
+        return found
+
+    with known["center"] as center:
+        first, second, third = (call_in_window(window) for _ in range(3))
+        assert (first.did, second.did, third.did) == ("inserted", "inserted", "kept")
+        assert second.job_id == third.job_id != first.job_id
+        assert center.get(second.job_id).action_ms == (window + 1) * 30_000
+        # The run of the next window is there already; its further calls share that of the one after.
+        center.cancel(second.job_id)  # an ended job holds its window, too
+        next_one, same = call_in_window(window + 1), call_in_window(window + 1)
+        assert (next_one.did, same.did) == ("inserted", "kept")
+        assert center.get(same.job_id).action_ms == (window + 2) * 30_000
+        # After an empty window a call runs at once again.
+        at_once = call_in_window(window + 4)
+        assert at_once.did == "inserted"
+        assert center.get(at_once.job_id).action_ms < window * 30_000
+    assert small.library.count() == 4

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
+from tests.deep import deep
 from tests.servers import Server, ServerUnavailableError, start_mysql
 from tests.servers.endpoint import Endpoint
 from tests.worker.waiting import wait_until
@@ -76,8 +77,16 @@ def ids_on(settings: Settings, database: int, number: int) -> list[int]:
     return [next(found) for _ in range(number)]
 
 
-@pytest.mark.parametrize("settings", ["first", "second"], indirect=True)
-@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.parametrize(
+    ("settings", "how"),
+    [
+        ("first", "killed"),
+        ("second", "frozen"),
+        pytest.param("first", "frozen", marks=deep),
+        pytest.param("second", "killed", marks=deep),
+    ],
+    indirect=["settings"],
+)
 def test_a_database_that_is_away_makes_no_other_late_and_nobody_spins(
     settings: Settings, own_mysql: Server, how: str
 ) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 import redis
 
 from tests.invariants.conftest import MakeStack
@@ -26,6 +27,8 @@ from toc.limits.ramp_starts import BURST_S
 from toc.node.lease_node import LeaseNode
 from toc.runtime.settings import Settings
 from toc.store.declared_types import DeclaredTypes
+
+pytestmark = pytest.mark.timeout(240)
 
 PULLED = "order.pull"
 NOW = timedelta()

@@ -42,6 +42,10 @@ class LimitRig:
         with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
             return int(client.pttl(key))
 
+    def expire(self, key: bytes, after_ms: int) -> None:
+        with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
+            client.pexpire(key, after_ms)
+
     def wipe(self) -> None:
         with redis_client(self._plain_url, is_cluster=self._is_cluster) as client:
             for key in client.scan_iter(match=f"*{self.namespace}*", count=1000):

@@ -11,8 +11,8 @@ from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
 from toc.domain.declared_type import DeclaredType
 from toc.domain.limit_terms import ONE_PARTITION, make_limit_terms
 from toc.errors import TimerUnavailable
-from toc.limits.keeper import HOLD_EVERY_S, LimitKeeper
-from toc.limits.limits import Limits, Taken, Wanted
+from toc.limits.keeper import HOLD_EVERY_S, KEEP_EVERY_S, LimitKeeper
+from toc.limits.limits import RESERVED_S, Limits, Taken, Wanted
 from toc.limits.waits import GUESS_MIN
 from toc.testing.clock import TestClock
 from toc.timer.limit_store import LimitStore, PartitionHold, PartitionWish
@@ -134,6 +134,23 @@ def test_a_living_process_holds_for_as_long_as_its_jobs_run(rig: LimitRig) -> No
         assert other.take([2]).admitted == set()
 
 
+def test_a_job_that_goes_first_is_not_overtaken_in_its_process(rig: LimitRig) -> None:
+    process = Process(rig, Declared(concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    assert process.take([1], "a").admitted == {1}
+    assert process.take([2], "a", goes_first=True).admitted == set()
+    process.end(1)
+    assert process.take([3], "a").admitted == set()
+    assert process.take([4], "b").admitted == {4}
+    assert process.take([2], "a", goes_first=True).admitted == {2}
+    process.end(2)
+    assert process.take([3], "a").admitted == {3}
+    assert process.take([2], "a", goes_first=True).admitted == set()
+    process.end(3)
+    rig.clock.advance(RESERVED_S)  # it does not come any more
+    assert process.take([5], "a").admitted == {5}
+
+
 def test_a_run_that_is_over_leaves_its_place_to_the_next_run_of_its_job(rig: LimitRig) -> None:
     declared = Declared(concurrency=1)
     dead, heir = Process(rig, declared), Process(rig, declared)
@@ -225,6 +242,30 @@ def test_partitions_beyond_the_setting_wait(rig: LimitRig) -> None:
     assert process.take([9], "d").admitted == {9}
 
 
+@pytest.mark.parametrize("lease_ms", [None, 3_600_000])
+def test_a_partition_whose_jobs_have_ended_makes_place(rig: LimitRig, lease_ms: int | None) -> None:
+    process = Process(rig, Declared(concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    for n, partition in enumerate("abc"):
+        assert process.take([n], partition, lease_ms=lease_ms).admitted == {n}
+    assert process.take([9], "d").admitted == set()
+    process.limits.lease_ended(TYPE, "b", 1, process.token)
+    process.keeper.run_once()
+    assert process.take([9], "d").admitted == {9}
+    assert process.take([8], "b").admitted == set()  # the other two still hold
+
+
+def test_a_partition_is_in_use_until_its_bucket_is_full(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="1/s", burst=1, concurrency=1, per="biz_id"))
+    _settle(rig, process)
+    for n, partition in enumerate("abc"):
+        assert process.take([n], partition).admitted == {n}
+    process.end(0, 1, 2)
+    assert process.take([9], "d").admitted == set()
+    rig.clock.advance(1)
+    assert process.take([9], "d").admitted == {9}
+
+
 def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> None:
     process = Process(rig, Declared(rate="100/s", concurrency=5, per="biz_id"))
     _settle(rig, process)
@@ -236,10 +277,24 @@ def test_keys_end_by_themselves_and_a_type_has_one_hash_slot(rig: LimitRig) -> N
     assert all(rig.ttl_ms(key) > 0 for key in keys)
 
 
-def test_redis_learns_of_a_new_type_before_its_first_job(rig: LimitRig) -> None:
-    process = Process(rig, Declared(concurrency=1))
+@pytest.mark.parametrize("fields", [{"concurrency": 1}, {"rate": "1/s", "burst": 1}])
+def test_redis_learns_of_a_new_type_before_its_first_job(
+    rig: LimitRig, fields: dict[str, Any]
+) -> None:
+    process = Process(rig, Declared(**fields))
     assert process.keeper.run_once() <= HOLD_EVERY_S
     rig.clock.advance(SETTLE_MS / 1000)
+    assert process.take([1]).admitted == {1}
+
+
+def test_redis_does_not_forget_a_type_that_has_no_jobs_for_days(rig: LimitRig) -> None:
+    process = Process(rig, Declared(rate="1/h", burst=1))
+    process.keeper.run_once()
+    (key,) = rig.read_keys()
+    rig.expire(key, 3600_000)  # most of its time has passed
+    rig.clock.advance(KEEP_EVERY_S)
+    process.keeper.run_once()
+    assert rig.ttl_ms(key) > 3600_000
     assert process.take([1]).admitted == {1}
 
 
@@ -286,6 +341,14 @@ class SilentStore(LimitStore):
     release = hold = take
 
 
+class UnheardStore(LimitStore):
+    """A Redis that does what it is told, and whose answers are lost."""
+
+    def take(self, *args: Any) -> Any:
+        super().take(*args)
+        raise TimerUnavailable(TimeoutError("the answer was lost"))
+
+
 @pytest.fixture
 def silent(rig: LimitRig) -> SilentStore:
     return SilentStore(rig.server, rig.namespace, rig.clock, settle_ms=0, partitions_max=9)
@@ -310,6 +373,20 @@ def test_what_was_admitted_by_redis_counts_when_redis_is_gone(
     assert process.take([1, 2]).admitted == {1, 2}
     process.limits.store = silent
     assert process.take([3, 4]).admitted == {3}
+
+
+def test_places_of_leases_come_back_when_the_answer_of_redis_was_lost(rig: LimitRig) -> None:
+    declared = Declared(concurrency=5)
+    unheard = UnheardStore(rig.server, rig.namespace, rig.clock, settle_ms=0, partitions_max=9)
+    process, other = Process(rig, declared), Process(rig, declared)
+    process.limits.set_nodes(None, 2)
+    _settle(rig, process, other)
+    process.limits.store = unheard
+    taken = process.take(range(9), lease_ms=3_600_000).admitted
+    assert len(taken) == 2  # by its share, and Redis has written down five
+    process.limits.store = rig.store
+    process.keeper.run_once()
+    assert len(other.take(range(10, 19)).admitted) == 3
 
 
 def test_releases_wait_for_redis(rig: LimitRig, silent: SilentStore) -> None:

@@ -83,16 +83,22 @@ def first_mark(table: str) -> ArchiveStatus:
     return ArchiveStatus(0, 0, 1, event_id=0 if table == "events" else None)
 
 
-@pytest.mark.parametrize("table", MARKS)
+STEPS = (
+    ("_commit", 0),
+    ("run_work", 0),
+    ("run_work", 1),
+    ("run_work", 2),
+    ("_commit", 1),
+    ("advance_archived_until", 0),
+)
+
+
 @pytest.mark.parametrize(
-    ("step", "call"),
+    ("step", "call", "table"),
     [
-        ("_commit", 0),
-        ("run_work", 0),
-        ("run_work", 1),
-        ("run_work", 2),
-        ("_commit", 1),
-        ("advance_archived_until", 0),
+        *((*step, "jobs") for step in STEPS),
+        *(pytest.param(*step, "events", marks=deep) for step in STEPS[:-1]),
+        (*STEPS[-1], "events"),
     ],
 )
 def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -> None:
@@ -112,7 +118,8 @@ def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -
     library.close()
 
 
-@pytest.mark.parametrize("table", ["jobs", pytest.param("events", marks=deep)])
+@deep
+@pytest.mark.parametrize("table", MARKS)
 def test_killed_while_executors_write(tmp_path: Path, table: str) -> None:
     pytest.importorskip("pyspark")
     library = Library([f"sqlite:///{tmp_path}/toc.db"])

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
+from tests.deep import deep
 from tests.invariants.conftest import own_mysql
 from tests.servers import Server, start_redis
 from tests.servers.fixtures import _database as temporary_database
@@ -223,7 +224,7 @@ def test_a_dropped_table_costs_only_itself(damaged: Damaged) -> None:
     assert found(damaged.run()) == set(damaged.lost) - others
 
 
-@pytest.mark.parametrize("where", ["here", "spark"])
+@pytest.mark.parametrize("where", ["here", pytest.param("spark", marks=deep)])
 @pytest.mark.parametrize("phase", ["comparing", "rechecking"])
 def test_redis_goes_away_in_the_middle(
     damaged: Damaged,
@@ -273,7 +274,7 @@ def test_redis_goes_away_while_it_is_repaired(
         ("rechecking", 2, "here"),
         ("planning", 0, "spark"),
         ("comparing", 0, "spark"),
-        ("rechecking", 0, "spark"),
+        pytest.param("rechecking", 0, "spark", marks=deep),
     ],
 )
 def test_a_database_is_killed_in_the_middle(
@@ -306,7 +307,7 @@ def test_a_database_is_killed_in_the_middle(
         assert damaged.run(repair=True).verdict == RunVerdict.REPAIRED
 
 
-@pytest.mark.parametrize("where", ["here", "spark"])
+@pytest.mark.parametrize("where", ["here", pytest.param("spark", marks=deep)])
 def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
     own_mysql: Server,
     mysql_server: Any,

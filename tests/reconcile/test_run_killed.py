@@ -77,11 +77,11 @@ class KilledRuns:
     ("phase", "master", "taken_up"),
     [
         ("comparing", "none", 2),  # the fifth shard is of the third wave, the second one waits
-        ("grace", "none", 2),
-        ("rechecking", "none", 4),
+        pytest.param("grace", "none", 2, marks=deep),
+        pytest.param("rechecking", "none", 4, marks=deep),
         ("repairing", "none", 8),
         ("report", "none", 8),
-        ("planning", "local[2]", 0),
+        pytest.param("planning", "local[2]", 0, marks=deep),
     ],
 )
 def test_the_next_run_goes_on(

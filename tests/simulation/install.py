@@ -42,6 +42,7 @@ from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
 from toc.scanner.scanner import Scanner
 from toc.store.claims import Claims
+from toc.store.compiled_statement import CompiledStatement
 from toc.store.databases import Database
 
 IDLE_S = 3600.0
@@ -86,6 +87,45 @@ class _Collector:
     collect = freeze = staticmethod(lambda: None)
 
 
+class _Compiled(dict[Any, Any]):
+    """Statements that were compiled, for all databases of a process.
+
+    SQLAlchemy keeps them for each engine, and a run makes dozens: nodes and clients come and go. In its key the
+    dialect comes first. All dialects here are of one class, and have no settings that a statement depends on.
+    """
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: tuple[Any, ...], value: Any) -> None:
+        super().__setitem__(key[1:], value)
+
+
+_compiled = _Compiled()
+
+
+def _compiling() -> Callable[..., None]:
+    """Toc's own texts of statements, likewise kept for all databases: they hold nothing of a run."""
+    original = CompiledStatement.__init__
+    kept: dict[Any, dict[str, Any]] = {}
+
+    def init(self: CompiledStatement, statement: Any, dialect: Any, **how: Any) -> None:
+        key = (*statement._generate_cache_key()[:1], *_values_of(statement), *how.items())
+        if key not in kept:
+            original(self, statement, dialect, **how)
+            kept[key] = vars(self)
+        self.__dict__ = kept[key]
+
+    return init
+
+
+def _values_of(statement: Any) -> list[Any]:
+    return [repr(each.value) for each in statement._generate_cache_key().bindparams]
+
+
+_write_compiled = _compiling()
+
+
 @contextmanager
 def installed(
     kernel: Kernel,
@@ -124,6 +164,7 @@ def installed(
         (toc.node.hold_sources, "WakeupListener", _Deaf),
         (Database, "_run_with_retries", _asking(servers)),
         (Claims, "take_over_job", _taking_over(servers)),
+        (CompiledStatement, "__init__", _write_compiled),
         (Database, "_configure_sqlite", _prepared),
         (Database, "__init__", _heard(kernel, servers)),
     ]
@@ -187,6 +228,7 @@ def _heard(kernel: Kernel, servers: Servers) -> Callable[..., None]:
 
     def init(self: Database, *args: Any, **how: Any) -> None:
         original(self, *args, **how)
+        self.engine._compiled_cache = self.autocommit_engine._compiled_cache = _compiled
         self._clock = ProcessClock(servers, kernel.process, database(self.index))
         self._writer_turn = (
             nullcontext()

@@ -21,7 +21,7 @@ FAILED_ONCE = {"a retry waited an hour, by Redis' clock": "--seed 3 --faults clo
 stays in broken.py, or has a test of its own."""
 
 AGAIN = 5
-PARTS = max(5, SEEDS // 50)  # what has to be alone waits for the end of one
+PARTS = max(5, SEEDS // 25)  # what has to be alone waits for the end of one
 MINUTES_MAX = 12.0
 
 pytestmark = pytest.mark.timeout(900)

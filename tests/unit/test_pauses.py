@@ -246,6 +246,8 @@ def test_the_gate_says_what_its_table_of_rules_says(states: Mapping[str, Phase])
         assert (type_no_of(name) in gate.held_types) == (
             states.get(f"type:{name}", Phase.OVER) is not Phase.OVER
         )
+        is_restricted = states.get(f"type:{name}") in (Phase.PAUSED, Phase.RAMPING)
+        assert gate.is_moved(name) == (type_no_of(name) in gate.moved_types) == is_restricted
         assert gate.is_held_back(name, 0) == bool(phases - {Phase.OVER})
         assert not gate.is_held_back(name, 2_000_000) or Phase.PAUSED in phases
     for topic in ("default", "slow"):
@@ -288,6 +290,11 @@ def test_limits_join_the_chain_of_a_type() -> None:
     assert gate.admission_of_topic("type:a") is limit
     assert gate.held_types == {type_no_of("a"): "a"}
     assert gate.admission_of_topic("default") is None
+    assert gate.held_targets == {"type:a"}
+    gate.set_limits({}, ["a"])  # its hold topic is still popped, and nothing is added to it
+    assert gate.admission_of_topic("type:a") is None
+    assert gate.held_types == {type_no_of("a"): "a"}
+    assert not gate.is_moved("a")
     assert gate.held_targets == {"type:a"}
     gate.set_limits({})
     assert gate.is_open

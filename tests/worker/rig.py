@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
-from tests.worker.waiting import wait_until
+from tests.worker.waiting import DEADLINE_S, wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job, Status
@@ -224,7 +224,7 @@ class Rig:
     def status(self, job_id: int) -> Status:
         return self.row(job_id).status
 
-    def wait_for(self, status: Status, *job_ids: int, seconds: float = 20.0) -> None:
+    def wait_for(self, status: Status, *job_ids: int, seconds: float = DEADLINE_S) -> None:
         wait_until(
             lambda: all(self.status(job_id) is status for job_id in job_ids),
             f"{len(job_ids)} jobs to be {status.name}",

@@ -14,11 +14,12 @@ import pytest
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import redis_client
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import NOW, TYPE, Gate, Rig, metric
+from tests.worker.rig import LATER, NOW, TYPE, Gate, Rig, metric
 from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.limit_terms import ONE_PARTITION
+from toc.domain.node_assignment import Assignment
 from toc.node.node import Node
 from toc.timer.limit_store import PartitionHold
 
@@ -271,6 +272,29 @@ def test_a_job_whose_worker_died_waits_for_a_place(make_rig: MakeRig) -> None:
     assert rig.row(lost).attempts == 2
 
 
+def test_a_job_whose_worker_died_is_not_overtaken_by_the_whole_backlog(make_rig: MakeRig) -> None:
+    rig = make_rig(**SOON, shards=1, timer={"stay_s": 60})
+    gate, handler = Gate(), RunningCount()
+    rig.handler()(lambda job: gate(job) if job.biz_id == 0 else handler(job))
+    declare(rig, TYPE, concurrency=1)
+    rig.start()
+    first = rig.center.schedule(0, NOW, biz_type=TYPE)
+    gate.wait()
+    lost = rig.center.schedule(1, LATER, biz_type=TYPE)
+    rig.run_elsewhere(lost, token="dead:1", attempts=1, lease_s=-1)
+    assert rig.node is not None
+    assert rig.node.worker is not None
+    suspects = rig.node.worker.recoveries[0]
+    rig.offer(rig.node.worker, lost)  # as a scanner finds it
+    before = metric("toc_limit_refused_total", biz_type=TYPE)
+    wait_until(lambda: metric("toc_limit_refused_total", biz_type=TYPE) > before, "a refusal")
+    ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(2, 80)]
+    gate.open.set()
+    rig.wait_for(Status.DONE, first, lost, *ids, seconds=60)
+    assert handler.order.index(1) < 40
+    assert not suspects._queued_ids
+
+
 def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
     rig = make_rig(**SOON)
     handler = RunningCount()
@@ -279,3 +303,22 @@ def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
     ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
     rig.wait_for(Status.DONE, *ids)
     assert handler.most == {None: 1}
+
+
+def test_without_redis_jobs_of_nodes_without_a_part_run_elsewhere(make_rig: MakeRig) -> None:
+    """A concurrency of 1 among three nodes: two of them have no part, and may own a shard and its deputy."""
+    rig = make_rig(**SOON, **MODES["no redis"])
+    handler = RunningCount()
+    rig.handler()(handler)
+    declare(rig, TYPE, concurrency=1)
+    rig.start()
+    wait_for_limit(rig)
+    assert rig.node is not None
+    assert rig.node.limits is not None
+    assert rig.node.work_sources is not None
+    rig.node.limits.limits.set_nodes(0, 3)
+    rig.node.work_sources.assign_shares(Assignment({}, {}, [], []))  # the others own them all
+    ids = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(4)]
+    rig.wait_for(Status.DONE, *ids, seconds=60)
+    assert handler.most == {None: 1}
+    assert rig.node.work_sources.fallbacks[0].overdue.shards == 0  # no alarm: a limit is no fault

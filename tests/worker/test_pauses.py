@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from tests.worker.conftest import MakeRig
-from tests.worker.rig import LONG_AGO, NOW, TYPE, Gate, Rig, metric
+from tests.worker.rig import LATER, LONG_AGO, NOW, TYPE, Gate, Rig, metric
+from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.pauses import hold_topic_of
+from toc.handlers.verdicts import Retry
+from toc.store import pauses
+from toc.timer.reminder import Reminder
 
 OTHER = "order.remind"
 TOPICS = {"slow": {"biz_types": [OTHER]}}
@@ -137,6 +141,65 @@ def test_reminders_of_a_paused_type_wait_in_its_hold_topic_in_their_order(
     wait_until(lambda: all(rig.out_ms(job_id, HOLD) is None for job_id in jobs.values()))
 
 
+@pytest.mark.parametrize("restriction", ["pause", "limit"])
+def test_no_reminder_goes_to_a_hold_topic_that_will_not_be_popped(
+    make_rig: MakeRig, restriction: str
+) -> None:
+    """After the end of a restriction its hold topic is popped for a while, and nothing is added to it."""
+    rig = make_rig(catalogue={"refresh_s": 0.1})
+
+    def fail_once(job: Job) -> object:
+        return None if job.attempts > 1 else Retry(LATER)
+
+    rig.handler()(fail_once)
+    if restriction == "limit":
+        declare(rig, TYPE, rate="1/h", burst=1)
+    rig.start()
+    assert rig.node is not None
+    assert rig.node.pauses is not None
+    gate = rig.node.pauses.gate
+    if restriction == "pause":
+        change_and_wait(rig, "pause", TYPE)
+    held = rig.center.schedule(1, NOW, biz_type=TYPE)
+    wait_until(lambda: rig.armed_ms(held, HOLD) is not None, "the reminder to be held")
+    if restriction == "pause":
+        change_and_wait(rig, "resume", TYPE, now=True)
+    else:
+        declare(rig, TYPE)
+        wait_until(lambda: not gate.is_moved(TYPE), "the node to know the change")
+    later = rig.center.schedule(2, NOW, biz_type=TYPE)
+    for job_id in held, later:
+        wait_until(lambda job_id=job_id: rig.row(job_id).attempts == 1, "the first attempt")
+        wait_until(lambda job_id=job_id: rig.armed_ms(job_id) is not None, "the retry to be armed")
+        wait_until(lambda job_id=job_id: rig.out_ms(job_id, HOLD) is None, "the hold to be empty")
+        assert rig.armed_ms(job_id, HOLD) is None
+    assert hold_topic_of(TYPE) in hold_topics(rig)  # it is still popped
+
+
+def hold_topics(rig: Rig) -> frozenset[str]:
+    assert rig.node is not None
+    assert rig.node.work_sources is not None
+    assert rig.node.work_sources.hold_sources is not None
+    return rig.node.work_sources.hold_sources.topics
+
+
+def test_only_due_reminders_move_to_a_hold_topic(make_rig: MakeRig) -> None:
+    """A job that was rescheduled while its reminder was due: the hold topic may be gone at its new time."""
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    job_id = rig.center.schedule(1, LATER, biz_type=TYPE)
+    due_ms = rig.row(job_id).due_ms
+    assert due_ms is not None
+    slots = rig.slots()
+    assert slots is not None
+    slots.put_back("default", [Reminder(due_ms - 700_000, job_id)])  # an old one
+    rig.start()
+    change_and_wait(rig, "pause", TYPE)
+    slots.put_back("default", [Reminder(due_ms - 700_000, job_id)])
+    wait_until(lambda: rig.armed_ms(job_id) == due_ms, "the reminder to be put back")
+    assert rig.armed_ms(job_id, HOLD) is None
+
+
 def test_a_paused_type_is_not_popped_again_and_again(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.handler()(lambda _: None)
@@ -227,6 +290,20 @@ def test_run_now_goes_through_a_pause(rig: Rig) -> None:
     )
     assert reason == "the customer waits"
     assert actor
+
+
+def test_any_number_of_jobs_goes_through_a_pause(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "PASSES_MAX", 3)  # that are read at once
+    rig = make_rig(redis_url="none")
+    rig.handler()(lambda _: None)
+    rig.start()
+    change_and_wait(rig, "pause", TYPE)
+    jobs = [rig.center.schedule(n, NOW, biz_type=TYPE) for n in range(8)]
+    for job_id in jobs:
+        assert rig.center.run_now(job_id) == "rescheduled"
+    rig.wait_for(Status.DONE, *jobs, seconds=40)
 
 
 def test_run_now_writes_no_pass_for_a_type_that_is_open(rig: Rig) -> None:

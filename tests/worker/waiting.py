@@ -9,7 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.01
-DEADLINE_S = 20.0
+DEADLINE_S = 40.0
+"""On a busy machine. Less than the 60 s after which a loader reads again: it must not hide a lost wake-up."""
 
 
 def wait_until(

@@ -41,6 +41,7 @@ COMMANDS: Commands = {
     "pauses": ("pauses.list_pauses", "List what is paused, and what ramps after a pause."),
     "countdown": ("countdowns.start_countdown", "Start a countdown: act when all have arrived."),
     "arrive": ("countdowns.count_arrival", "Count an arrival of a countdown."),
+    "debounce": ("debounce.debounce_job", "Make or move the one job of many calls."),
     "explain": (
         "explain.explain_job_command",
         "Show all that is known about one job, and what it means.",
@@ -132,6 +133,9 @@ WEBHOOK_COMMANDS: Commands = {
     "key": ("webhooks.print_new_key", "Print a new key for webhooks.key_file."),
     "rekey": ("webhooks.encrypt_again", "Encrypt all secrets with the first key."),
 }
+SINK_COMMANDS: Commands = {
+    "test": ("sinks.send_test_message", "Send one message to a broker, as a worker does."),
+}
 ALARM_COMMANDS: Commands = {
     "test": ("alarms.send_test_alarm", "Send a test message to the chat."),
 }
@@ -194,6 +198,7 @@ token_app = _make_group("Say who may use `toc web`.", TOKEN_COMMANDS)
 audit_app = _make_group("See who called what over HTTP.", AUDIT_COMMANDS)
 webhook_app = _make_group("Send jobs to other services by HTTP.", WEBHOOK_COMMANDS)
 alarm_app = _make_group("Send alarms to a chat.", ALARM_COMMANDS)
+sink_app = _make_group("Send jobs to brokers.", SINK_COMMANDS)
 app.add_typer(job_app, name="job")
 app.add_typer(dead_app, name="dead")
 app.add_typer(admin_app, name="admin")
@@ -205,6 +210,7 @@ app.add_typer(spark_app, name="spark")
 app.add_typer(token_app, name="token")
 app.add_typer(audit_app, name="audit")
 app.add_typer(webhook_app, name="webhooks")
+app.add_typer(sink_app, name="sinks")
 app.add_typer(alarm_app, name="alarms")
 
 
@@ -233,6 +239,7 @@ def _handle_root_options(
 @token_app.callback()
 @audit_app.callback()
 @webhook_app.callback()
+@sink_app.callback()
 @alarm_app.callback()
 def _show_help_without_command(ctx: typer.Context) -> None:
     """A group without a command shows its help."""

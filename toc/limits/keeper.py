@@ -17,6 +17,7 @@ HOLD_EVERY_S = 1.0  # holders are named to Redis so often
 SETTLE_MS = (
     3000  # after Redis has lost its data nothing starts until each node has named its holders
 )
+KEEP_EVERY_S = 3600.0  # a type is named to Redis so often, also if it has no jobs
 IDLE_S = 60.0  # may be any time, because a release or a first holder wakes the thread
 BATCH_MAX = 500  # releases of one step
 
@@ -29,6 +30,7 @@ class LimitKeeper(Service):
         self._limits, self._clock = limits, clock
         self._next_hold_s = 0.0
         self._since_ms: dict[str, int] = {}  # by type: since when Redis knows it
+        self._named_s: dict[str, float] = {}  # by type: when it was named to Redis last
         self._gauged: set[str] = set()  # types whose gauge is not 0
         self._changed: set[str] = set()  # types whose leases must be named, too
         limits.on_release = self.wake
@@ -43,7 +45,7 @@ class LimitKeeper(Service):
             self._send_releases(store)
             if self._limits.releases:
                 return 0
-        new = self._types_unknown_to_redis()
+        new = self._types_to_name()
         for biz_type in self._gauged - self._limits.holders.count_by_type().keys():
             metrics.LIMIT_HOLDERS.labels(biz_type).set(0)
             self._gauged.discard(biz_type)
@@ -90,10 +92,13 @@ class LimitKeeper(Service):
             queue.extendleft(release._replace(unused=False) for release in reversed(batch))
             raise
 
-    def _types_unknown_to_redis(self) -> set[str]:
-        """New types with a concurrency: if Redis learns of them early, their first job need not wait."""
-        terms = self._limits.limited_types
-        return {name for name, each in terms.items() if each.concurrency} - self._since_ms.keys()
+    def _types_to_name(self) -> set[str]:
+        """The types that Redis must hear of. It forgets a type without jobs after a day, and takes a type
+        that it does not know for one without starts left: the first job would wait, each time.
+        """
+        long_ago_s = self._clock.monotonic_s() - KEEP_EVERY_S
+        types = self._limits.limited_types
+        return {name for name in types if self._named_s.get(name, long_ago_s) <= long_ago_s}
 
     def _name_holders(self, store: LimitStore, new: set[str]) -> None:
         now_s = self._clock.monotonic_s()
@@ -109,6 +114,7 @@ class LimitKeeper(Service):
                 if whole:
                     self._changed.add(biz_type)
                 raise
+            self._named_s[biz_type] = now_s
             self._note_since(biz_type, since_ms)
             metrics.LIMIT_HOLDERS.labels(biz_type).set(len(holders))
             self._gauged.add(biz_type)

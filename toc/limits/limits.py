@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 RELEASES_MAX = (
     100_000  # releases that wait for Redis; beyond this the oldest are dropped: holds expire
 )
+RESERVED_S = 5.0  # a job that goes first asks again much sooner
 
 
 class DeclaredTypeSource(Protocol):
@@ -91,6 +92,8 @@ class Limits:
         self._terms: Mapping[str, LimitTerms] = {}
         self._version = -1
         self._lock = threading.Lock()
+        # By type and partition: until when its next place belongs to a job that goes first.
+        self._reserved_s: dict[tuple[str, str], float] = {}
         self._log_throttle = LogThrottle(log)
 
     # ---- terms
@@ -146,13 +149,20 @@ class Limits:
     # ---- take and release
 
     def take(
-        self, biz_type: str, wanted: Iterable[Wanted], token: str, lease_ms: int | None = None
+        self,
+        biz_type: str,
+        wanted: Iterable[Wanted],
+        token: str,
+        lease_ms: int | None = None,
+        *,
+        goes_first: bool = False,
     ) -> Taken:
         """Admits jobs that are about to be claimed under `token`, the earliest due first.
 
         Each admitted job uses one start of the rate, and holds the concurrency until `job_ended` or
         `give_back`. `lease_ms`: for a lease of a remote consumer, which any process may end: so long it
-        holds; None: while this process lives.
+        holds; None: while this process lives. `goes_first`: jobs that ran before: if they are refused, other
+        jobs of their partition are refused in this process until they are admitted, for RESERVED_S at most.
         """
         terms = self.terms_of(biz_type)
         jobs = sorted(wanted)
@@ -171,8 +181,42 @@ class Limits:
             partition: [Holder(biz_type, partition, j.job_id, j.ended) for j in some if j.ended]
             for partition, some in by_partition.items()
         }
-        answers = self._ask(biz_type, terms, wishes, ended, lease_ms)
-        return self._apply_answers(biz_type, terms, by_partition, answers)
+        reserved = {} if goes_first else self._answers_of_reserved(biz_type, wishes)
+        asked = {name: some for name, some in wishes.items() if name not in reserved}
+        answers = self._ask(biz_type, terms, asked, ended, lease_ms) if asked else {}
+        if goes_first:
+            self._note_reserved(biz_type, wishes, answers)
+        return self._apply_answers(biz_type, terms, by_partition, reserved | answers)
+
+    def _answers_of_reserved(
+        self, biz_type: str, partitions: Iterable[str]
+    ) -> dict[str, PartitionAnswer]:
+        """The answers of the partitions whose next place belongs to a job that goes first."""
+        if not self._reserved_s:
+            return {}
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            return {
+                partition: PartitionAnswer(0, 0, is_full=True)
+                for partition in partitions
+                if self._reserved_s.get((biz_type, partition), now_s) > now_s
+            }
+
+    def _note_reserved(
+        self,
+        biz_type: str,
+        wishes: Mapping[str, Sequence[Holder]],
+        answers: Mapping[str, PartitionAnswer],
+    ) -> None:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            kept = {key: until_s for key, until_s in self._reserved_s.items() if until_s > now_s}
+            for partition, some in wishes.items():
+                if answers[partition].admitted < len(some):
+                    kept[biz_type, partition] = now_s + RESERVED_S
+                else:
+                    kept.pop((biz_type, partition), None)
+            self._reserved_s = kept
 
     def give_back(self, job_ids: Iterable[int], biz_type: str, token: str, partition: str) -> None:
         """Jobs that were admitted were not claimed: their starts come back to the rate."""
@@ -252,7 +296,22 @@ class Limits:
                 answer = self._share.take(biz_type, terms, partition, len(some), held)
                 self._hold(terms, some[: answer.admitted], lease_ms)
                 answers[partition] = answer
+        if terms.concurrency is not None and lease_ms is not None:
+            self._release_refused(
+                holder
+                for partition, some in wishes.items()
+                for holder in some[answers[partition].admitted :]
+            )
         return answers
+
+    def _release_refused(self, holders: Iterable[Holder]) -> None:
+        """Redis may have admitted holders, and its answer was lost: it must not count them until their
+        leases end. Their starts do not come back: Redis may not have given them.
+        """
+        if self.store is None or len(self.releases) >= RELEASES_MAX // 2:
+            return
+        self.releases.extend(Release(holder, unused=False) for holder in holders)
+        self.on_release()
 
     def _hold(self, terms: LimitTerms, admitted: Sequence[Holder], lease_ms: int | None) -> None:
         if admitted and terms.concurrency is not None:

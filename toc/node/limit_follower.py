@@ -37,10 +37,13 @@ class LimitedTypes(Service):
 
     def update_gate(self) -> None:
         now_s = self._clock.monotonic_s()
-        for name in self._limits.limited_types:
-            self._until_s[name] = now_s + self._leaving_s
+        limited = frozenset(self._limits.limited_types)
+        self._until_s |= dict.fromkeys(limited, now_s + self._leaving_s)
         self._until_s = {name: at_s for name, at_s in self._until_s.items() if at_s > now_s}
-        self._gate.set_limits({name: LimitAdmission(self._limits, name) for name in self._until_s})
+        self._gate.set_limits(
+            {name: LimitAdmission(self._limits, name) for name in limited},
+            self._until_s.keys() - limited,
+        )
 
 
 class LimitFollower:

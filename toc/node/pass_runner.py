@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from toc.domain.ids import routing_bits_of
+from toc.domain.pauses import PASS_MS
 from toc.domain.routing import Routing
 from toc.runtime.clock import Clock
 from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox, Service
+from toc.store import pauses
 from toc.store.databases import Database
-from toc.store.pauses import read_passes
+from toc.store.pauses import read_passes, version_of_pass
 from toc.worker.gate import Gate
 
 PERIOD_S = 0.5
+BEGINNING = (0, "")
 
 
 class PassRunner(Service):
@@ -35,18 +38,23 @@ class PassRunner(Service):
         super().__init__(f"toc-passes-{database.index}")
         self._database, self._routing, self._gate = database, routing, gate
         self._permits, self._inbox, self._clock = permits, inbox, clock
-        self._claimed: set[tuple[int, int]] = set()
+        self._claimed: set[tuple[int, int]] = set()  # job_id and version of the pass
+        self._after = BEGINNING
 
     def run_once(self) -> float:
-        """Reads the passes and claims their jobs once. Raises StoreUnavailable, and the claim's error."""
+        """Reads a page of passes and claims their jobs. Raises StoreUnavailable, and the claim's error."""
         if self._gate.is_open:
             self._claimed.clear()
             return PERIOD_S
-        found_s = self._clock.monotonic_s()
-        passes = read_passes(self._database, self._gate.now_ms())
-        self._claimed &= set(passes)
-        for key in passes:
-            if key not in self._claimed and self._claim_job(key[0], found_s):
+        found_s, now_ms = self._clock.monotonic_s(), self._gate.now_ms()
+        passes = read_passes(self._database, now_ms, self._after)
+        is_full = len(passes) >= pauses.PASSES_MAX
+        self._after = passes[-1].place if is_full else BEGINNING
+        oldest = version_of_pass(now_ms - PASS_MS)
+        self._claimed = {key for key in self._claimed if key[1] >= oldest}
+        for job_id, version, _ in passes:
+            key = job_id, version
+            if key not in self._claimed and self._claim_job(job_id, found_s):
                 self._claimed.add(key)
         return PERIOD_S
 

@@ -216,7 +216,7 @@ class WorkSources:
         return scanner
 
     def _make_fallback(self, database: Database) -> FallbackScanner:
-        settings = self._settings.scanner
+        settings, reminders = self._settings.scanner, self._process.reminders
         fallback = FallbackScanner(
             f"toc-fallback-{database.index}",
             self._pages,
@@ -228,6 +228,7 @@ class WorkSources:
             # A deputy, too, takes an owner's rows only after this time.
             grace_ms=round((2 * settings.grace_s + settings.tick_s) * 1000),
             period_s=FALLBACK_TICKS * settings.tick_s,
+            are_limits_in_parts=lambda: reminders is None or not reminders.is_available,
         )
         self._worker.permits.add_permit_listener(fallback.wake_if_waiting_for_permits)
         return fallback

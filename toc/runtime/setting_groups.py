@@ -910,6 +910,12 @@ class LimitSettings(_SettingGroup):
     recurring: int = Field(
         1000, ge=1, le=100_000, description="recurring schedules in a database, at most"
     )
+    recurring_per_tenant: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="those of one tenant, at most: so that no tenant takes the places of all",
+    )
     backfill: int = Field(
         1000, ge=1, le=100_000, description="nominal times that one backfill may cover, at most"
     )

@@ -7,12 +7,16 @@ have claimed long ago, and claims them. The fallback does not use the members at
 
 Its cost is bounded: one statement for 240 shards every `period_s`; after time spent without finding rows to
 claim (e.g. only rows of types without a handler here) it rests WASTE times as long.
+
+Jobs of restricted types are late because a person wants it, so they are left out. While each node takes its
+part of the limits, without Redis, a node may have no part of a type's concurrency at all: then the fallbacks
+of the nodes that have a part claim the jobs of the others (ADR 45).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from toc.runtime import metrics
@@ -24,6 +28,7 @@ from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 WASTE = 200
 FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
 REST_S_MAX = 600.0
+AGAIN_S = 1.0  # between two rounds while jobs of limited types are found and claimed
 NO_PERMITS_S = 1.0  # the fallback is woken earlier when permits are returned
 
 
@@ -43,7 +48,7 @@ class FallbackScanner(Service):
     """Checks all `shards` of one database; claims in those that this node does not scan itself.
 
     `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
-    deputy need.
+    deputy need. `are_limits_in_parts()`: whether each node takes its part of the limits, without Redis.
     """
 
     def __init__(
@@ -58,8 +63,11 @@ class FallbackScanner(Service):
         start_at: int,
         grace_ms: int,
         period_s: float,
+        are_limits_in_parts: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name)
+        self._are_limits_in_parts = are_limits_in_parts
+        self._claimed_limited = False  # in this round
         self._pages, self._overdue_pages = pages, overdue_pages
         self._database, self._clock = database, clock
         first = start_at % len(shards)
@@ -86,7 +94,9 @@ class FallbackScanner(Service):
         """Checks all shards, or claims a page of one shard. Returns the seconds until the next step."""
         if self._found:
             return self._claim_overdue_page()
-        rest_s = max(self._period_s, min(WASTE * self._wasted_s, REST_S_MAX))
+        # The next job of a limited type may start soon, and nobody else looks for it.
+        period_s = min(self._period_s, AGAIN_S) if self._claimed_limited else self._period_s
+        rest_s = max(period_s, min(WASTE * self._wasted_s, REST_S_MAX))
         wait_s = self._began_s + rest_s - self._clock.monotonic_s()
         if wait_s > 0:
             return wait_s
@@ -95,9 +105,8 @@ class FallbackScanner(Service):
         return 0
 
     def _find_overdue_shards(self) -> None:
-        found: list[int] = []
-        for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
-            found += self._shards_with_overdue_rows(self._shards[at : at + SHARDS_PER_QUERY_MAX])
+        restricted = self._overdue_pages.restricted_numbers()
+        found = self._find_in_all_shards(restricted)
         since_ms = (self.overdue.since_ms or self._clock.wall_ms()) if found else None
         self.overdue = self.overdue._replace(shards=len(found), since_ms=since_ms)
         metrics.SHARDS_OVERDUE.labels(f"database_{self._database}").set(len(found))
@@ -111,13 +120,28 @@ class FallbackScanner(Service):
                 " nodes of yours? `toc nodes` lists them",
                 len(self._found), len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
+        self._claimed_limited = False
+        limited = self._overdue_pages.limited_numbers()
+        if limited and self._are_limits_in_parts():
+            left_out = (restricted - limited) | self._overdue_pages.closed_numbers()
+            known = {shard for shard, _ in self._found} | self._scanned
+            more = [each for each in self._find_in_all_shards(left_out) if each not in known]
+            self._found.extend((shard, BEGINNING) for shard in more)
 
-    def _shards_with_overdue_rows(self, block: Sequence[int]) -> list[int]:
+    def _find_in_all_shards(self, left_out: Collection[int]) -> list[int]:
+        """The shards with overdue rows of any type but those `left_out`."""
+        found: list[int] = []
+        for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
+            block = self._shards[at : at + SHARDS_PER_QUERY_MAX]
+            found += self._shards_with_overdue_rows(block, left_out)
+        return found
+
+    def _shards_with_overdue_rows(
+        self, block: Sequence[int], left_out: Collection[int]
+    ) -> list[int]:
         """The shards of the block that have overdue rows, without shards that cannot be read."""
         began_s = self._clock.monotonic_s()
         try:
-            # Jobs of paused, ramping or limited types are late because a person wants it.
-            left_out = self._overdue_pages.restricted_numbers()
             overdue = self._pages.find_overdue_shards(
                 dict.fromkeys(block, self._grace_ms), left_out
             )
@@ -130,9 +154,10 @@ class FallbackScanner(Service):
         if len(block) == 1 or not self._pages.database_answers(block[0]):
             return []
         half = len(block) // 2
-        return self._shards_with_overdue_rows(block[:half]) + self._shards_with_overdue_rows(
-            block[half:]
-        )
+        return [
+            *self._shards_with_overdue_rows(block[:half], left_out),
+            *self._shards_with_overdue_rows(block[half:], left_out),
+        ]
 
     def _claim_overdue_page(self) -> float:
         permits = self._overdue_pages.take_page_permits()
@@ -146,6 +171,7 @@ class FallbackScanner(Service):
                 shard, after, self._grace_ms, permits, found_s
             )
             claimed = self._overdue_pages.claim_overdue_page(page)
+            self._claimed_limited |= bool(claimed and page.admissions)
             if page.has_more:  # the next page is read after the other shards
                 self._found.append((shard, page.after))
         except Exception as error:  # noqa: BLE001 - as above

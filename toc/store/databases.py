@@ -33,7 +33,6 @@ from sqlalchemy import (
     Dialect,
     Engine,
     Executable,
-    MetaData,
     Select,
     bindparam,
     create_engine,
@@ -190,20 +189,20 @@ class Database:
 
     def _define_tables(self, url: URL) -> None:
         # Qualified names: a caller's connection to the same server may use another default schema.
-        metadata = MetaData(schema=None if self.sqlite else url.database)
-        self.meta = schema.meta_table(metadata)
-        self.biz_type = schema.biz_type_table(metadata)
-        self.dead = schema.dead_letter_table(metadata)
-        self.event = schema.event_table(metadata)
-        self.purge = schema.purge_table(metadata)
-        self.token = schema.token_table(metadata)
-        self.audit = schema.audit_table(metadata)
-        self.declared_type = schema.declared_type_table(metadata)
-        self.pause = schema.pause_table(metadata)
-        self.webhook = schema.webhook_table(metadata)
-        self.arrival = schema.arrival_table(metadata)
-        self.recurring = schema.recurring_table(metadata)
-        self.occurrence = schema.occurrence_table(metadata)
+        tables = schema.tables_of_database(None if self.sqlite else url.database)
+        self.meta = tables["toc_meta"]
+        self.biz_type = tables["toc_biz_type"]
+        self.dead = tables["toc_dead_job"]
+        self.event = tables["toc_event"]
+        self.purge = tables["toc_purge"]
+        self.token = tables["toc_token"]
+        self.audit = tables["toc_audit"]
+        self.declared_type = tables["toc_declared_type"]
+        self.pause = tables["toc_pause"]
+        self.webhook = tables["toc_webhook"]
+        self.arrival = tables["toc_arrival"]
+        self.recurring = tables["toc_recurring"]
+        self.occurrence = tables["toc_occurrence"]
         quote = self.engine.dialect.identifier_preparer.quote_identifier
         prefix = "" if self.sqlite else f"{quote(str(url.database))}."
         self._job_table_names = {

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, select, update
+from sqlalchemy import and_, func, or_, select, update
 
 from toc.domain.argument_checks import check_actor, check_reason
 from toc.domain.pauses import JOB_PREFIX, PASS_MS, Pause, Phase
@@ -193,6 +193,19 @@ def read_targets_now(databases: Databases) -> set[str]:
     return {target for target, each in known if each.pause.phase_at(now_ms) is not Phase.OVER}
 
 
+class Pass(NamedTuple):
+    """A pass of a job. place: where the next read goes on behind it."""
+
+    job_id: int
+    version: int
+    place: tuple[int, str]
+
+
+def version_of_pass(now_ms: int) -> int:
+    """The version of a pass that is written at this time, in ms since 1970 UTC."""
+    return (now_ms - _FIRST_MS) // 1000
+
+
 def write_pass(
     database: Database, job_id: int, now_ms: int, actor: str, reason: str | None
 ) -> None:
@@ -202,7 +215,7 @@ def write_pass(
     """
     target = f"{JOB_PREFIX}{job_id}"
     passed = Pause(target, now_ms, now_ms + PASS_MS)
-    version = (now_ms - _FIRST_MS) // 1000  # a second pass within a second is the same one
+    version = version_of_pass(now_ms)  # a second pass within a second is the same one
     COPIES.insert(
         database,
         PauseRow(
@@ -212,20 +225,30 @@ def write_pass(
     )  # fmt: skip
 
 
-def read_passes(database: Database, now_ms: int) -> list[tuple[int, int]]:
-    """The job_ids in this database that have a pass now, each with the pass' version, the oldest first.
+def read_passes(database: Database, now_ms: int, after: tuple[int, str] = (0, "")) -> list[Pass]:
+    """The jobs of this database that have a pass now, the oldest pass first, behind the place `after`.
 
     At most PASSES_MAX. Raises StoreUnavailable and StatementFailed.
     """
     table = database.pause.c
+    after_ms, after_target = after
     query = (
-        select(table.target, table.version)
-        .where(table.target.like(f"{JOB_PREFIX}%"), table.changed_time > now_ms - PASS_MS)
+        select(table.target, table.version, table.changed_time)
+        .where(
+            table.target.like(f"{JOB_PREFIX}%"),
+            table.changed_time > now_ms - PASS_MS,
+            or_(
+                table.changed_time > after_ms,
+                and_(table.changed_time == after_ms, table.target > after_target),
+            ),
+        )
         .order_by(table.changed_time, table.target)
         .limit(PASSES_MAX)
     )
-    rows = database.select(query)
-    return [(int(target.removeprefix(JOB_PREFIX)), version) for target, version in rows]
+    return [
+        Pass(int(target.removeprefix(JOB_PREFIX)), version, (changed_ms, target))
+        for target, version, changed_ms in database.select(query)
+    ]
 
 
 def add_peak(database: Database, target: str, version: int, per_min: int) -> None:

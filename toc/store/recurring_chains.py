@@ -63,11 +63,18 @@ class ChainJob(NamedTuple):
     attempts: int
     action_ms: int
     modified_ms: int
+    claimed_ms: int | None = None
 
     @property
     def has_begun(self) -> bool:
         """Whether a worker has claimed it, now or earlier."""
         return self.status is not Status.PENDING or self.attempts > 0
+
+    @property
+    def has_snoozed(self) -> bool:
+        """Whether its handler has run and snoozed, which counts as no attempt: its time lies after the claim.
+        The time of a job that was claimed and given back lies before."""
+        return self.claimed_ms is not None and self.action_ms > self.claimed_ms
 
 
 class _ChangedMeanwhileError(Exception):
@@ -258,9 +265,8 @@ class RecurringChains:
     ) -> ChainJob | None:
         """The row of an occurrence; locked if `connection` is given."""
         shard = self._shard_of(job_id)
-        query = select(c.status, c.attempts, c.action_time, c.gmt_modified).where(
-            c.job_id == job_id
-        )
+        columns = c.status, c.attempts, c.action_time, c.gmt_modified, c.claim_time
+        query = select(*columns).where(c.job_id == job_id)
         if connection is None:
             rows = database.select(query, shard)
         else:
@@ -285,7 +291,9 @@ class RecurringChains:
 
         Returns the row with its cursor before that time.
         """
-        if job is None or job.has_begun or not job.status.live or row.nominal_ms is None:
+        if job is None or not job.status.live or row.nominal_ms is None:
+            return row
+        if job.has_begun or job.has_snoozed:
             return row
         self._cancel_job(connection, database, row, job, reason, actor)
         recurring_rows.delete_occurrence(database, connection, row, row.nominal_ms)

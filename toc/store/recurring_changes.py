@@ -52,8 +52,8 @@ Admit = Callable[[RecurringRow, int], None]
 
 
 class RecurringChanges:
-    """Changes recurring schedules. schedules_max: in a database. backfill_max: nominal times of one
-    backfill.
+    """Changes recurring schedules. schedules_max: in a database. tenant_schedules_max: those of one tenant.
+    backfill_max: nominal times of one backfill.
 
     All methods raise StoreUnavailable, and but `declare` and `read_all` NotFound for an unknown schedule.
     Those that make jobs raise SettingsError where `chains` lacks the keys for their payloads.
@@ -67,6 +67,7 @@ class RecurringChanges:
         *,
         biz_types_max: int,
         schedules_max: int,
+        tenant_schedules_max: int,
         backfill_max: int,
         occurrence_days: float,
         guard: Guard = lambda row: None,
@@ -74,7 +75,7 @@ class RecurringChanges:
     ) -> None:
         self._databases, self._types = databases, database_metadata.types
         self._biz_types_max, self._schedules_max = biz_types_max, schedules_max
-        self._backfill_max = backfill_max
+        self._tenant_schedules_max, self._backfill_max = tenant_schedules_max, backfill_max
         self._occurrence_ms = round(occurrence_days * 86_400_000)
         self._guard, self._admit = guard, admit
         self.chains, self._jobs = chains, chains.jobs
@@ -93,7 +94,8 @@ class RecurringChanges:
         limits = settings.limits
         return cls(
             databases, database_metadata, chains, biz_types_max=limits.biz_types,
-            schedules_max=limits.recurring, backfill_max=limits.backfill,
+            schedules_max=limits.recurring, tenant_schedules_max=limits.recurring_per_tenant,
+            backfill_max=limits.backfill,
             occurrence_days=settings.retention.occurrence_days, guard=guard, admit=admit,
         )  # fmt: skip
 
@@ -320,6 +322,13 @@ class RecurringChanges:
             rule = (
                 f"is new, and its database has `limits.recurring` ({self._schedules_max}) recurring "
                 "schedules already"
+            )
+            raise InvalidInput("name", schedule.name, rule)
+        tenant, most = schedule.tenant, self._tenant_schedules_max
+        if tenant is not None and recurring_rows.count_rows(database, connection, tenant) >= most:
+            rule = (
+                f"is new, and its tenant has `limits.recurring_per_tenant` ({most}) recurring schedules "
+                "in its database already"
             )
             raise InvalidInput("name", schedule.name, rule)
         row = RecurringRow(

@@ -74,11 +74,12 @@ def select_rows(
     return [RecurringRow(row[0] or None, *row[1:]) for row in found]
 
 
-def count_rows(database: Database, connection: Connection) -> int:
-    """How many schedules a database has."""
-    found: int = connection.execute(
-        select(func.count()).select_from(database.recurring)
-    ).scalar_one()
+def count_rows(database: Database, connection: Connection, owner: str | None = None) -> int:
+    """How many schedules a database has; `owner`: those of this tenant."""
+    query = select(func.count()).select_from(database.recurring)
+    if owner is not None:
+        query = query.where(database.recurring.c.tenant == owner)
+    found: int = connection.execute(query).scalar_one()
     return found
 
 

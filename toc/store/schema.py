@@ -12,6 +12,8 @@ their arrivals), `toc_recurring` (recurring schedules, each in the database of i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -327,6 +329,20 @@ def occurrence_table(metadata: MetaData) -> Table:
         Index("ix_made", "made_time"),
         **_TABLE_OPTIONS,
     )
+
+
+@lru_cache(maxsize=256)
+def tables_of_database(name: str | None) -> Mapping[str, Table]:
+    """The tables of a database except its job tables, by name. `name`: qualifies them; None: it does not.
+
+    Connections to databases of one name share the tables, and then SQLAlchemy's description of them.
+    """
+    metadata = MetaData(schema=name)
+    makers = (
+        meta_table, biz_type_table, dead_letter_table, event_table, purge_table, token_table, audit_table,
+        declared_type_table, pause_table, webhook_table, arrival_table, recurring_table, occurrence_table,
+    )  # fmt: skip
+    return {table.name: table for table in (make(metadata) for make in makers)}
 
 
 ANY_SHARD = "toc_job_#"

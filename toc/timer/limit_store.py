@@ -136,8 +136,10 @@ class LimitStore:
         for part in _split_into_calls(releases, lambda each: 4 + len(each.holders)):
             args: list[Any] = ["" if interval_ms is None else repr(interval_ms)]
             for each in part:
-                args += [each.unused, len(each.holders), *each.holders]
-            calls.append(ScriptCall("limit_release", self._keys_of(biz_type, part), args))
+                args += [each.partition, each.unused, len(each.holders), *each.holders]
+            _, in_use = self._type_keys(biz_type)
+            keys = [in_use, *self._keys_of(biz_type, part)]
+            calls.append(ScriptCall("limit_release", keys, args))
         self._call(calls)
 
     def read_use(self, types: Sequence[str]) -> dict[str, LimitUse]:

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from toc.domain.pauses import HOLD_TOPIC_PREFIX
 from toc.errors import TimerUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -76,7 +77,8 @@ class AckSender(Service):
         by_topic: dict[str, list[Ack]] = defaultdict(list)
         for ack in acks:
             by_topic[ack.topic].append(ack)
-        for topic, together in by_topic.items():
+        # A reminder that leaves a hold topic is in the topic of its type before.
+        for topic, together in sorted(by_topic.items(), key=_is_of_hold_topic):
             try:
                 self._send_acks_of_topic(topic, together)
             except TimerUnavailable as error:
@@ -92,3 +94,7 @@ class AckSender(Service):
         if self._reminders is not None:
             self._reminders.ack(topic, [ack.job_id for ack in acks if ack.back is None])
             self._reminders.put_back(topic, [ack.back for ack in acks if ack.back is not None])
+
+
+def _is_of_hold_topic(acks_of_topic: tuple[str, Sequence[Ack]]) -> bool:
+    return acks_of_topic[0].startswith(HOLD_TOPIC_PREFIX)

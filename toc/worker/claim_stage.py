@@ -295,7 +295,7 @@ class BatchClaim:
         without_handler: list[int] = []
         acks: list[Ack] = []
         new_types: dict[int, list[int]] = {}
-        held = self._gate.held_types if batch.popped and not self._is_own_topic else {}
+        held = self._gate.moved_types if batch.popped and not self._is_own_topic else {}
         moved: dict[str, list[Reminder]] = {}
         each_once = [
             # An id that is listed twice would run twice, since both have the same token.
@@ -311,7 +311,7 @@ class BatchClaim:
             )
             if row is None or row.due_ms is None or result is ClaimResult.FORGET:
                 acks.append(Ack(batch.topic, job_id, None))
-            elif row.type_no in held and result is not ClaimResult.RUN:
+            elif row.type_no in held and self._is_to_move(row.due_ms, result):
                 topic = self._hold_topic_of(held[row.type_no])
                 moved.setdefault(topic, []).append(Reminder(row.due_ms, job_id))
             elif result is ClaimResult.RUN and spec is not None:
@@ -326,7 +326,8 @@ class BatchClaim:
             elif spec is None and self._handlers.look_up_unknown_type(row.type_no, self._database):
                 new_types.setdefault(shard, []).append(job_id)
             else:
-                acks.append(self._make_put_back_ack(batch, row, row.due_ms, result))
+                ack = self._make_put_back_ack(batch, row, row.due_ms, result)
+                acks += self._context.send_home(ack, "" if spec is None else spec.biz_type)
         self._send_runs_to_pool(runs)
         self._give_back_jobs(without_handler)
         acks += self._move_to_hold_topics(moved)
@@ -334,6 +335,11 @@ class BatchClaim:
             # Acks are sent before the permits come back, so that permits bound the popped ids.
             self._outlets.acks.send_acks(acks)
         return len(runs) + (self._claim_jobs_of_new_types(new_types) if new_types else 0)
+
+    def _is_to_move(self, due_ms: int, result: ClaimResult) -> bool:
+        """Whether a reminder of a held type moves to the hold topic: that topic may not be popped any more
+        when a job is due that is not due now."""
+        return result is not ClaimResult.RUN and due_ms <= (self._batch.time_ms or 0)
 
     def _claim_jobs_of_new_types(self, ids: Mapping[int, Sequence[int]]) -> int:
         """Claims, in a separate claim, jobs whose type was just looked up and has a handler."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from toc.domain.pauses import HOLD_TOPIC_PREFIX
 from toc.limits.limits import Limits
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
@@ -14,6 +15,7 @@ from toc.store.claims import Claims
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.timer.reminders import Reminder, Reminders
+from toc.worker.acks import Ack
 from toc.worker.gate import Gate
 from toc.worker.handler_table import HandlerTable
 from toc.worker.job_run import ClockReading
@@ -59,6 +61,17 @@ class WorkerContext:
     def read_clocks(self) -> ClockReading:
         clock = self.process.clock
         return ClockReading(clock.monotonic_s(), clock.wall_ms())
+
+    def send_home(self, ack: Ack, biz_type: str) -> tuple[Ack, ...]:
+        """The acks in place of one that puts a reminder back: into the topic of its type, if it was popped
+        from a hold topic that is not in use any more. `biz_type`: "": not known here.
+        """
+        if ack.back is None or not ack.topic.startswith(HOLD_TOPIC_PREFIX) or not biz_type:
+            return (ack,)
+        if self.process.gate.is_moved(biz_type):
+            return (ack,)
+        home = self.process.settings.topic_of_biz_type(biz_type)
+        return Ack(home, ack.job_id, ack.back), Ack(ack.topic, ack.job_id, None)
 
     def reminder_to_put_back(self, now_ms: int, due_ms: int, job_id: int) -> Reminder:
         """The reminder to put back: with the due time; with None if the job is due beyond horizon + slack.

@@ -38,19 +38,22 @@ class GateState:
     """What the gate knows at one moment.
 
     links: the admissions of paused or ramping targets. closed: the paused ones. held: the types whose
-    reminders are in a hold topic, by number. limits: further admissions, by type.
+    hold topic is popped, by number. moved: those of them whose reminders move there. limits: further
+    admissions, by type. unlimited: types whose limits were removed a while ago.
     """
 
     links: Mapping[str, Admission] = field(default_factory=dict)
     closed: frozenset[str] = frozenset()
     held: Mapping[int, str] = field(default_factory=dict)
+    moved: Mapping[int, str] = field(default_factory=dict)
     limits: Mapping[str, Admission] = field(default_factory=dict)
+    unlimited: frozenset[str] = frozenset()
     chains: dict[str, Admission | None] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
         """Whether nothing is restricted."""
-        return not (self.links or self.held or self.limits)
+        return not (self.links or self.held)
 
 
 OPEN = GateState()
@@ -104,22 +107,25 @@ class Gate:
             if phases == self._phases:
                 return
             self._phases = phases
-            self._replace_state(self._state.limits)
+            self._replace_state(self._state.limits, self._state.unlimited)
         self._tell_listeners()
 
-    def set_limits(self, limits: Mapping[str, Admission]) -> None:
-        """Sets the admissions of the types that have limits, by type. The types get hold topics."""
+    def set_limits(self, limits: Mapping[str, Admission], unlimited: Collection[str] = ()) -> None:
+        """Sets the admissions of the types that have limits, by type. The types get hold topics.
+
+        `unlimited`: types that had limits; their hold topics are still popped.
+        """
         with self._lock:
-            if limits == self._state.limits:
+            if limits == self._state.limits and self._state.unlimited == set(unlimited):
                 return
-            self._replace_state(dict(limits))
+            self._replace_state(dict(limits), frozenset(unlimited))
         self._tell_listeners()
 
-    def _replace_state(self, limits: Mapping[str, Admission]) -> None:
+    def _replace_state(self, limits: Mapping[str, Admission], unlimited: frozenset[str]) -> None:
         """The caller holds the lock."""
         links: dict[str, Admission] = {}
         ramps: dict[str, RampAdmission] = {}
-        held = set(limits)
+        held, moved = {*limits, *unlimited}, set(limits)
         for target, (_, phase) in self._phases.items():
             if phase is Phase.PAUSED:
                 links[target] = ClosedAdmission()
@@ -131,12 +137,16 @@ class Gate:
             name = biz_type_of_target(target)
             if name is not None:
                 held.add(name)
+                if target in links:
+                    # Afterwards nothing is added to a topic that will soon not be popped.
+                    moved.add(name)
         closed = {target for target, (_, phase) in self._phases.items() if phase is Phase.PAUSED}
         for ended in self._ramps.keys() - ramps.keys():
             self.ramp_starts.forget_ramp(ended)
         self._ramps = ramps
         numbers = {type_no_of(name): name for name in held}
-        self._state = GateState(links, frozenset(closed), numbers, limits)
+        moves = {number: name for number, name in numbers.items() if name in moved}
+        self._state = GateState(links, frozenset(closed), numbers, moves, limits, unlimited)
         self.version += 1
 
     def _make_ramp(self, target: str) -> RampAdmission:
@@ -169,12 +179,31 @@ class Gate:
     @property
     def held_targets(self) -> frozenset[str]:
         """The targets of the pauses that are not over, and of the types with limits."""
-        return frozenset(self._phases) | {TYPE_PREFIX + name for name in self._state.limits}
+        state = self._state
+        limited = (*state.limits, *state.unlimited)
+        return frozenset(self._phases) | {TYPE_PREFIX + name for name in limited}
 
     @property
     def held_types(self) -> Mapping[int, str]:
-        """The types whose reminders are in a hold topic, by number: paused by name, ramping, or limited."""
+        """The types whose hold topic is popped, by number: paused by name, ramping or limited, and for a
+        while afterwards."""
         return self._state.held
+
+    @property
+    def moved_types(self) -> Mapping[int, str]:
+        """The types whose due reminders move to a hold topic, by number: paused by name, ramping, limited."""
+        return self._state.moved
+
+    def is_moved(self, biz_type: str) -> bool:
+        """Whether due reminders of the type move to its hold topic."""
+        moved = self._state.moved
+        return bool(moved) and biz_type in moved.values()
+
+    @property
+    def limited_numbers(self) -> frozenset[int]:
+        """The types that have limits, by number."""
+        limits = self._state.limits
+        return frozenset(map(type_no_of, limits)) if limits else frozenset()
 
     def is_held_back(self, biz_type: str, due_ms: int) -> bool:
         """Whether a job of the type that was due at `due_ms` is late because of a pause or its ramp."""
@@ -258,6 +287,10 @@ class ScannedTypes:
     def closed_numbers(self) -> frozenset[int]:
         """The known types of which no job may start now."""
         return self._gate.closed_numbers(self._names())
+
+    def limited_numbers(self) -> frozenset[int]:
+        """The types that have limits."""
+        return self._gate.limited_numbers
 
     def restricted_numbers(self) -> frozenset[int]:
         """The known types that are restricted in any way."""

@@ -131,7 +131,7 @@ class HandlerTable:
             self._specs = specs
             self._not_for_every_type = frozenset(names.keys() - specs.keys())
             closed = self._gate.closed_numbers(names)
-            self._claims.set_claimed_types(specs, self._gate.held_types, closed)
+            self._claims.set_claimed_types(specs, self._gate.moved_types, closed)
             self._version, self._had_hooks = version, has_hooks
 
     def _present_version(self) -> tuple[int, int, int]:

@@ -36,6 +36,7 @@ HOLD_S_MAX = 3.0  # how long a last attempt runs alone after that wait
 QUIET_TRIES_MAX, PAUSE_S_MIN, PAUSE_S_MAX = 5, 10.0, 60.0
 NEEDS_HOLD = 0.0
 DATABASE_RETRY_S = 3.0  # a database that does not answer, or refuses, is tried again after this
+REFUSED_AGAIN_S = 0.1  # a suspect whose type's limit is used up is tried again after this
 # The time from finding that a job has lost its last lease to its burial. Meanwhile a worker that took the job
 # over, but got no answer, gives the job back: its settler tries to at least every two seconds.
 BURY_AFTER_S = 5.0
@@ -140,7 +141,8 @@ class LeaseRecovery(Service):
             # Not longer, though renewals move the end: a job that survived a lease does not kill processes.
             first_end_s = run.lease_end_s
             self._wait_for_any_event(lambda: first_end_s, done)
-        return None
+        # All refused suspects together ask that often.
+        return REFUSED_AGAIN_S * (1 + len(self._later)) if suspect.is_refused else None
 
     def _run_last_attempt_alone(self, suspect: SuspectJob) -> float | None:
         """Runs a suspect's last attempt while this service holds the process."""

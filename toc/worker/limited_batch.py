@@ -92,7 +92,9 @@ class BatchStarts:
                 return False
             partition = partition_of_row(terms, row)
         wanted = Wanted(0, job_id, partition, ended)
-        if job_id not in self._limits.take(biz_type, [wanted], self._token).admitted:
+        # Otherwise all that wait could overtake it: they are asked for as soon as a place is free.
+        taken = self._limits.take(biz_type, [wanted], self._token, goes_first=True)
+        if job_id not in taken.admitted:
             return False
         self._unused[job_id] = (biz_type, partition)
         return True

@@ -99,7 +99,7 @@ class Settler(Service):
         settled = [e for e in batch if (e.outcome.job_id, e.outcome.token) in held]
         if job_ends.is_awaited:
             job_ends.tell_ended(e.outcome.job_id for e in settled if e.outcome.kind in _ENDED)
-        self._acks.enqueue([self._make_ack(ended) for ended in settled])
+        self._acks.enqueue([ack for ended in settled for ack in self._make_acks(ended)])
 
     def _settle_runs(self, batch: Sequence[FinishedRun]) -> set[tuple[int, str]]:
         """Writes outcomes; those that end occurrences of recurring schedules each in a transaction."""
@@ -181,12 +181,12 @@ class Settler(Service):
         for (biz_type, kind), n in kinds.items():
             metrics.ENDED.labels(biz_type, kind.value).inc(n)
 
-    def _make_ack(self, ended: FinishedRun) -> Ack:
+    def _make_acks(self, ended: FinishedRun) -> Sequence[Ack]:
         run, outcome = ended
         if outcome.kind in _ENDED:
-            return Ack(run.topic, outcome.job_id, None)
+            return (Ack(run.topic, outcome.job_id, None),)
         now_ms = run.database_now_ms(self._clock.monotonic_s())
         back = self._context.reminder_to_put_back(
             now_ms, outcome.due_ms or run.job.action_ms, outcome.job_id
         )
-        return Ack(run.topic, outcome.job_id, back)
+        return self._context.send_home(Ack(run.topic, outcome.job_id, back), run.job.biz_type)

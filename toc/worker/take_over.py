@@ -31,7 +31,7 @@ class SuspectJob:
     """A running row under `token` whose lease was over.
 
     `tries`: how often the process did not become quiet for this job. `lost`: the job has lost its last lease,
-    and is buried when it is processed again.
+    and is buried when it is processed again. `is_refused`: the last try found the limit of its type used up.
     """
 
     shard: int
@@ -41,6 +41,7 @@ class SuspectJob:
     token: str
     tries: int = 0
     lost: bool = False
+    is_refused: bool = False
 
 
 class TakeOver:
@@ -71,6 +72,7 @@ class TakeOver:
         back; when the database refuses, at once.
         """
         spec = self._handlers.handler_spec_of(suspect.type_no)
+        suspect.is_refused = False
         if spec is None or self._context.process.gate.is_closed(spec.biz_type):
             return None
         token = self._context.new_claim_token() + (ALONE if alone else "")
@@ -82,6 +84,7 @@ class TakeOver:
             if not starts.admit_suspect(
                 suspect.shard, suspect.job_id, spec.biz_type, suspect.token
             ):
+                suspect.is_refused = True
                 return None
             run = self._take_over(suspect, spec, token, done)
             if run is not None:
