@@ -134,10 +134,10 @@ VARIANTS = (
         ),
         "I1", 11, "slow", "bare",
     ),
-    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 33, "wipe,slow", "bare"),
+    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
     Variant(
         "missing-mark-is-a-value", replaced("mark-missing", "$old or ARGV[5]"),
-        "I1", 33, "wipe,slow", "bare",
+        "I1", 59, "wipe,slow", "bare",
     ),
     Variant(
         "mark-before-arms",
