@@ -114,10 +114,10 @@ def _read(said: str) -> Found:
 
 
 def _invariant(violation: str) -> str:
-    """Each assert of the models begins with the name of its invariant; the only property is I1."""
+    """Each assert of the models begins with the name of its invariant (I1, L1); the only property is I1."""
     if violation.startswith("acceptance cycle"):
         return "I1"
-    name = re.match(r"assertion violated \(*(I\d)\|\|", violation)
+    name = re.match(r"assertion violated \(*([IL]\d)\|\|", violation)
     if name is None:
         raise ModelError(f"a violation that belongs to no invariant: {violation}")
     return name[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-JOB, POISON = MODELS = "job", "poison"
+JOB, POISON, RECURRING, LIMIT = MODELS = "job", "poison", "recurring", "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +203,23 @@ HOLDS = (
         model=POISON,
         large=True,
     ),
+    Variant(
+        "chain-by-its-workers",
+        "NKILL=2 NSTILL=1 NKEEPERS=0",
+        "the settle alone makes the next occurrence, whoever dies",
+        model=RECURRING,
+    ),
+    Variant(
+        "chain-and-keepers",
+        "NKILL=1 NSTILL=1 NEND=2 NREDRIVE=1",
+        "jobs are cancelled, die with their leases, and are re-driven",
+        model=RECURRING,
+    ),
+    Variant("limit-and-a-kill", "NKILL=1 NSTILL=1", "a worker dies, one stands still", model=LIMIT),
+    Variant(
+        "limit-and-a-wipe", "NWIPE=1 NKILL=1 NSTILL=1", "and Redis loses its data", model=LIMIT
+    ),
+    Variant("limit-of-two", "THREE NKILL=1", "three workers, three jobs, two places", model=LIMIT),
 )
 
 # ---- one guard left out or turned round
@@ -444,6 +461,69 @@ BROKEN = (
         "I7",
         POISON,
     ),
+    Variant(
+        "next-outside-of-the-settle",
+        "B_NEXT_APART NKILL=1 NKEEPERS=0",
+        "the worker dies between the two transactions",
+        "I1",
+        RECURRING,
+    ),
+    Variant(
+        "occurrence-settled-without-token",
+        "B_SETTLE_WITHOUT_TOKEN NSTILL=1",
+        "a stale worker ends the occurrence that another runs",
+        "I5",
+        RECURRING,
+    ),
+    Variant(
+        "any-job-continues-the-chain",
+        "B_ANY_JOB_CONTINUES NSTILL=1 NKILL=1 NEND=1 NREDRIVE=1",
+        "an occurrence that was re-driven makes a second next one",
+        "I2",
+        RECURRING,
+    ),
+    Variant(
+        "keeper-believes-its-read",
+        "B_KEEPER_BELIEVES_ITS_READ NEND=1",
+        "two keepers find one chain that stands still",
+        "I2",
+        RECURRING,
+    ),
+    Variant(
+        "place-taken-after-the-claim",
+        "B_TAKEN_AFTER_CLAIM",
+        "two find one free place",
+        "L1",
+        LIMIT,
+    ),
+    Variant(
+        "place-released-when-silent",
+        "B_RELEASED_WHEN_SILENT",
+        "its process is not heard of for a moment, and its handler runs",
+        "L1",
+        LIMIT,
+    ),
+    Variant(
+        "no-settle-time-after-a-wipe",
+        "B_NO_SETTLE_TIME NWIPE=1",
+        "a start before the holders are named again",
+        "L1",
+        LIMIT,
+    ),
+    Variant(
+        "holder-without-token",
+        "B_HOLDER_WITHOUT_TOKEN THREE",
+        "who loses the claim frees the place of who won it",
+        "L1",
+        LIMIT,
+    ),
+    Variant(
+        "places-never-expire",
+        "B_NEVER_EXPIRES NKILL=1",
+        "the place of a dead worker is lost",
+        "I1",
+        LIMIT,
+    ),
 )
 
 # ---- designs that were given up, and what is not promised: the model must see these as well
@@ -504,6 +584,13 @@ KNOWN = (
         "NFAILOVER=2 AND_BACK",
         "the first process is back before the loader looked: late, by the scanner's grace",
         "I1",
+    ),
+    Variant(
+        "chain-without-keeper",
+        "NEND=1 NKEEPERS=0",
+        "why each node has a keeper: a person cancels the occurrence",
+        "I1",
+        RECURRING,
     ),
 )
 

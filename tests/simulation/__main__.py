@@ -85,6 +85,7 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--kind", default="", choices=("", "bare", "calm", "poison"))
     parser.add_argument("--faults", metavar="NAME,NAME", help="these, in every run")
+    parser.add_argument("--verbs", metavar="NAME,NAME", help="these, in every run")
     parser.add_argument("--minutes", type=float, default=60.0, help="begins no run after that")
     parser.add_argument("--broken", metavar="NAME", help="a variant that must be caught")
     parser.add_argument("--stdin", action="store_true", help="alone: a command a line, as JSON")
@@ -98,7 +99,8 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
         return search(asked.broken, seeds, until_s, directory, socket)
     faults = None if asked.faults is None else frozenset(filter(None, asked.faults.split(",")))
     began_s = time.monotonic()
-    ran = run(seeds, Asked(asked.kind, faults, until_s, asked.trace), directory, socket)
+    verbs = None if asked.verbs is None else frozenset(filter(None, asked.verbs.split(",")))
+    ran = run(seeds, Asked(asked.kind, faults, until_s, asked.trace, verbs), directory, socket)
     if isinstance(ran, str):
         print(ran)
         return 1
@@ -111,12 +113,13 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is run, again and again. `faults` None: as the seed says."""
+    """What is run, again and again. `faults`, `verbs` None: as the seed says."""
 
     kind: str
     faults: frozenset[str] | None
     until_s: float
     trace: bool = False
+    verbs: frozenset[str] | None = None
 
 
 def run(seeds: range, asked: Asked, directory: Path, socket: str) -> Counter[str] | str:
@@ -149,11 +152,13 @@ def run_some(workshop: Workshop, asked: Asked, seeds: range) -> Counter[str] | s
             break
         trace = partial(print, flush=True) if asked.trace else None
         try:
-            result = World(seed, workshop, trace, kind=asked.kind, faults=asked.faults).run()
+            result = World(
+                seed, workshop, trace, kind=asked.kind, faults=asked.faults, verbs=asked.verbs
+            ).run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed is what matters
             if asked.trace:
                 traceback.print_exc()
-            repeat = again(seed, asked.kind, asked.faults)
+            repeat = again(seed, asked)
             return f"seed {seed}: {type(error).__name__}: {error}\nagain: {repeat}"
         sums.update(
             runs=1, jobs=result.jobs, starts=result.starts, steps=result.steps,
@@ -162,17 +167,23 @@ def run_some(workshop: Workshop, asked: Asked, seeds: range) -> Counter[str] | s
     return sums
 
 
-def again(seed: int, kind: str, faults: frozenset[str] | None) -> str:
+def again(seed: int, asked: Asked) -> str:
     words = ["python -m tests.simulation", f"--seed {seed} --trace"]
-    words += [f"--kind {kind}"] if kind else []
-    words += [] if faults is None else [f"--faults {','.join(sorted(faults)) or ','}"]
+    words += [f"--kind {asked.kind}"] if asked.kind else []
+    for name, value in (("faults", asked.faults), ("verbs", asked.verbs)):
+        words += [] if value is None else [f"--{name} {','.join(sorted(value)) or ','}"]
     return " ".join(words)
 
 
 def search(name: str, seeds: range, until_s: float, directory: Path, socket: str) -> int:
     """Runs a broken variant until it breaks an invariant. 0: it did, and so was caught."""
     variant = variant_of(name)
-    asked = Asked(variant.kind, frozenset(filter(None, variant.faults.split(","))), until_s)
+    asked = Asked(
+        variant.kind,
+        frozenset(filter(None, variant.faults.split(","))),
+        until_s,
+        verbs=frozenset(filter(None, variant.verbs.split(","))),
+    )
     with tempfile.TemporaryDirectory(dir=directory) as own:  # with databases of its own making
         sys.path.insert(0, str(copy_with(variant, Path(own))))
         ran = run(seeds, asked, Path(own), socket)

@@ -28,7 +28,7 @@ def replaced(guard: str, expression: str) -> tuple[Change, ...]:
 class Variant:
     """`breaks`: the invariants that it may break. `seed`: of a run in which it does, and is caught.
 
-    `faults`, `kind`: what all its runs are like (see Plan.draw).
+    `faults`, `kind`, `verbs`: what all its runs are like (see Plan.draw and with_verbs).
     """
 
     name: str
@@ -37,6 +37,7 @@ class Variant:
     seed: int
     faults: str = ""
     kind: str = ""
+    verbs: str = ""
 
 
 VARIANTS = (
@@ -133,10 +134,10 @@ VARIANTS = (
         ),
         "I1", 11, "slow", "bare",
     ),
-    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 33, "wipe,slow", "bare"),
+    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
     Variant(
         "missing-mark-is-a-value", replaced("mark-missing", "$old or ARGV[5]"),
-        "I1", 33, "wipe,slow", "bare",
+        "I1", 59, "wipe,slow", "bare",
     ),
     Variant(
         "mark-before-arms",
@@ -176,6 +177,41 @@ VARIANTS = (
             " 1 + at + max([0, *self.known.names])) for at, name in enumerate(sorted(names))}",
         ),
         "type", 13, "types",
+    ),
+    Variant(
+        "a-pause-is-not-asked-for",
+        (
+            *replaced("poller-asks-the-gate", "None"),
+            *replaced("claim-open-types", "types"),
+            *replaced("begin-open-types", "False"),
+        ),
+        "pause", 1, verbs="pause",
+    ),
+    Variant(
+        "places-come-back-at-the-start", removed("start-is-used"), "limit", 2,
+        verbs="rate,concurrency",
+    ),
+    Variant(
+        "holders-named-once", removed("holders-named-again"), "limit", 2, verbs="concurrency"
+    ),
+    Variant(
+        "no-settle-time-after-a-wipe", replaced("limit-settle-time", "0"), "limit", 2, "wipe",
+        verbs="concurrency",
+    ),
+    Variant(
+        "next-outside-of-the-settle",
+        replaced(
+            "next-in-the-settle",
+            "(lambda done: __import__('toc.store.recurring_chains', fromlist=['']).SettledOccurrence("
+            "bool(done), database.run_transaction(lambda x:"
+            " self._chains.continue_chain(x, database, job, now_ms)) if done else None))"
+            "(self._claims.settle_jobs(database, [outcome]))",
+        ),
+        "recurring", 1, "kill", verbs="alone",
+    ),
+    Variant(
+        "arrivals-count-after-the-claim", replaced("arrival-before-the-claim", "status.live"),
+        "countdown", 4, verbs="countdown",
     ),
     Variant("a-step-that-raises", replaced("loader-step", "len(done) // len(done)"), "bug", 1),
 )  # fmt: skip

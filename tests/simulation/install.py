@@ -18,6 +18,8 @@ from unittest import mock
 from sqlalchemy import event
 
 import toc.center.center
+import toc.center.recurring_verbs
+import toc.node.hold_sources
 import toc.node.node
 import toc.runtime.log_throttle
 import toc.runtime.service
@@ -35,6 +37,7 @@ from tests.simulation.servers import (
     database,
     lost_connection,
 )
+from toc.node.recurring_keeper import RecurringKeeper
 from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
 from toc.scanner.scanner import Scanner
@@ -125,9 +128,17 @@ _write_compiled = _compiling()
 
 @contextmanager
 def installed(
-    kernel: Kernel, servers: Servers, rng: random.Random, *, scanner: bool = True
+    kernel: Kernel,
+    servers: Servers,
+    rng: random.Random,
+    *,
+    scanner: bool = True,
+    keeper: bool = True,
 ) -> Iterator[None]:
-    """Within, what toc starts are tasks of the kernel. Not `scanner`: it is given no shards."""
+    """Within, what toc starts are tasks of the kernel. Not `scanner`: it is given no shards.
+
+    Not `keeper`: no node goes on with recurring schedules that stand still.
+    """
     threads, chance = Threading(kernel), _Random(rng)
 
     def clock() -> ProcessClock:
@@ -150,6 +161,7 @@ def installed(
         (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),
         (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),
         (toc.node.work_sources, "WakeupListener", _Deaf),
+        (toc.node.hold_sources, "WakeupListener", _Deaf),
         (Database, "_run_with_retries", _asking(servers)),
         (Claims, "take_over_job", _taking_over(servers)),
         (CompiledStatement, "__init__", _write_compiled),
@@ -159,6 +171,8 @@ def installed(
     if not scanner:
         replaced.append((Scanner, "set_shards", lambda *told, **more: None))
         replaced.append((FallbackScanner, "_find_overdue_shards", lambda _: None))
+    if not keeper:
+        replaced.append((RecurringKeeper, "run_once", lambda _: IDLE_S))
     replaced += _named({
         "threading": threads,
         "random": chance,

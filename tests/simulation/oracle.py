@@ -22,7 +22,9 @@ SETTLE_S = 0.5
 
 
 class Violation(AssertionError):
-    """`invariant`: "I1" to "I8", "late", "type", or "bug": an error that nobody foresaw."""
+    """`invariant`: "I1" to "I8", "late", "type"; a verb: "pause", "limit", "recurring", "countdown"; or "bug":
+    an error that nobody foresaw.
+    """
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -55,6 +57,7 @@ class Known:
     scheduled_ms: int = 0  # when it was last given a time
     cancelled: bool = False  # it was answered
     maybe_cancelled: bool = False
+    maybe_dropped: bool = False  # a running occurrence is cancelled for the next one
     redriven: bool = False
     runs: list[Run] = field(default_factory=list)
 
@@ -194,7 +197,8 @@ class Oracle:
         status, token, _ = self._row_of(job.job_id)
         in_time = run.ended_s < self._until_s(run)
         same = remove_alone_mark(token) == remove_alone_mark(run.token)
-        if in_time and same and status != Status.RUNNING:
+        dropped = status == Status.CANCELLED and self.jobs[job.job_id].maybe_dropped
+        if in_time and same and status != Status.RUNNING and not dropped:
             raise Violation("I5", f"job {job.job_id} was settled by somebody else while it ran")
 
     def cancelled(self, job_id: int, known: Known) -> None:

@@ -67,16 +67,19 @@ def test_a_seed_is_told_step_by_step(simulate: Simulator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "faults"), sorted({(variant.kind, variant.faults) for variant in VARIANTS})
+    ("kind", "faults", "verbs"),
+    sorted({(variant.kind, variant.faults, variant.verbs) for variant in VARIANTS}),
 )
 def test_whole_it_breaks_nothing_where_the_variants_are_caught(
-    simulate: Simulator, kind: str, faults: str
+    simulate: Simulator, kind: str, faults: str, verbs: str
 ) -> None:
     """The run that catches a variant differs from this one in the guard alone."""
-    alike = [variant for variant in VARIANTS if (variant.kind, variant.faults) == (kind, faults)]
+    same = (kind, faults, verbs)
+    alike = [each for each in VARIANTS if (each.kind, each.faults, each.verbs) == same]
     for seed in sorted({variant.seed for variant in alike}):
         seeds = CONTROLS if SEARCH else f"{seed}-{seed}"
-        ran = simulate("--kind", kind, "--faults", faults or ",", "--seeds", seeds)
+        words = ("--kind", kind, "--faults", faults or ",", "--verbs", verbs or ",")
+        ran = simulate(*words, "--seeds", seeds)
         assert ran.status == 0, ran.said
 
 

@@ -23,6 +23,7 @@ from tests.simulation.install import installed
 from tests.simulation.kernel import Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
 from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
+from tests.simulation.verbs import VERB_TYPES, Verbs, with_verbs
 from toc.center.center import TimeoutCenter
 from toc.cluster.membership import ClusterView
 from toc.domain.ids import routing_bits_of
@@ -79,7 +80,7 @@ TYPES = {
 FRESH = [f"fresh-{n}" for n in range(6)]
 """Types that come up during a run, in this order; their handler is the one for every type."""
 
-TERMS = TYPES | dict.fromkeys(FRESH, Terms(1.0, 4, fails=True))
+TERMS = TYPES | VERB_TYPES | dict.fromkeys(FRESH, Terms(1.0, 4, fails=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class Plan:
     bare: bool
     calm: bool
     settings: dict[str, Any]
+    verbs: frozenset[str] = frozenset()
+
+    @property
+    def is_about_poison(self) -> bool:
+        return self.poison > POISON
 
     @classmethod
     def draw(cls, rng: random.Random, kind: str = "", faults: frozenset[str] | None = None) -> Plan:
@@ -253,10 +259,12 @@ class World:
         *,
         kind: str = "",
         faults: frozenset[str] | None = None,
+        verbs: frozenset[str] | None = None,
     ) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.plan = Plan.draw(random.Random(self.rng.getrandbits(64)), kind, faults)
+        plan = Plan.draw(random.Random(self.rng.getrandbits(64)), kind, faults)
+        self.plan = with_verbs(plan, seed, verbs, is_drawn=not kind and faults is None)
         self.kernel = Kernel(random.Random(self.rng.getrandbits(64)))
         self.kernel.trace = trace
         self.servers = Servers(
@@ -276,7 +284,7 @@ class World:
         url = self.plan.settings.get("redis_url", f"unix://{workshop.socket}")
         changes = {**self.plan.settings, "redis_url": url, "namespace": "sim"}
         self.settings = _settings(self.paths, self.plan.shards, changes)
-        self._looks = [sqlite3.connect(path) for path in self.paths]
+        self.looks = [sqlite3.connect(path) for path in self.paths]
         self.living: list[Living] = []
         self._node_of: dict[Process, Node] = {}
         self._clients: list[Process] = []
@@ -287,17 +295,24 @@ class World:
         self._clients_left = 0
         self._over = False  # no more faults
         # How early a job may start at most, because of what the clocks are like.
-        self._early_ms = EARLY_MS if "clocks" in self.plan.faults else 0
+        self.early_ms = EARLY_MS if "clocks" in self.plan.faults else 0
         if "steps" in self.plan.faults:
-            self._early_ms = EARLY_STEPS_MS
+            self.early_ms = EARLY_STEPS_MS
         self._world = Process("world")
+        self.verbs = Verbs(self) if self.plan.verbs else None
 
     def run(self) -> Result:
         """Raises Violation."""
         chance = random.Random(self.rng.getrandbits(64))
         self.kernel.tell(f"seed {self.seed}: {self.plan}")
         with (
-            installed(self.kernel, self.servers, chance, scanner=not self.plan.bare),
+            installed(
+                self.kernel,
+                self.servers,
+                chance,
+                scanner=not self.plan.bare,
+                keeper="alone" not in self.plan.verbs,
+            ),
             listening(self.kernel),
         ):
             try:
@@ -307,10 +322,14 @@ class World:
                     self._start_client()
                 self.kernel.spawn(self._nemesis, self._world)
                 self.kernel.spawn(self._zookeeper, self._world)
+                if self.verbs is not None:
+                    self.verbs.start()
                 if not self.kernel.run(self._is_over, 3600):
                     raise Violation("I1", "clients do not come to an end")
                 alive = self.kernel.run(self._have_all_ended, LIVE_S)
                 self.oracle.check_end(map(str, self.paths))
+                if self.verbs is not None:
+                    self.verbs.check_end()
                 if not alive:
                     raise Violation("I1", "not all rows have ended")
             except TooLong as error:
@@ -318,7 +337,7 @@ class World:
             finally:
                 self.kernel.close()
                 metrics.SERVER_UP.clear()  # it would keep the nodes
-                for look in self._looks:
+                for look in self.looks:
                     look.close()
         return Result(
             self.seed,
@@ -369,7 +388,8 @@ class World:
 
     def _handlers(self, process: Process) -> Registry:
         registry = Registry()
-        for name, terms in TYPES.items():
+        types = TYPES | VERB_TYPES if self.plan.verbs else TYPES
+        for name, terms in types.items():
             registry.handler(
                 name, timeout=terms.timeout_s, max_attempts=terms.max_attempts, retry=[0.5, 1]
             )(self._handle)
@@ -407,10 +427,12 @@ class World:
             raise
 
     def _handle(self, job: Job) -> None:
-        latest_ms = self.servers.true_ms + self._early_ms
+        latest_ms = self.servers.true_ms + self.early_ms
         lease_end_s = self._lease_end_of(job)
         with self._judged():
             run = self.oracle.starts_now(job, latest_ms, self._database_ms(job), lease_end_s)
+            if self.verbs is not None:
+                self.verbs.starts(job, run)
         self.kernel.tell(f"starts {job.job_id} {job.biz_type} attempt {job.attempts}")
         terms = TERMS[job.biz_type]
         rng = self.servers.rng
@@ -420,6 +442,10 @@ class World:
             job.extend(rng.uniform(0.5, 3))
         if rng.random() < long:
             self.kernel.wait(rng.uniform(0, 2 * (terms.timeout_s + LEASE_S)))
+        if self.verbs is not None:
+            self.kernel.wait(self.verbs.work_s(job))
+            with self._judged():
+                self.verbs.reads(job)
         if job.lost.is_set():
             with self._judged():
                 self.oracle.told_lost(job, self._database_ms(job))
@@ -609,7 +635,8 @@ class World:
     # ---- faults
 
     def _is_over(self) -> bool:
-        return self._over and self._clients_left <= 0
+        verbs_are_over = self.verbs is None or self.verbs.is_over
+        return self._over and self._clients_left <= 0 and verbs_are_over
 
     def _nemesis(self) -> None:
         rng, faults = (
@@ -761,7 +788,7 @@ class World:
 
     def _fault_types(self, rng: random.Random) -> None:
         """A database fails over to a replica that lacks the row of the newest type that it has."""
-        look = rng.choice(self._looks)
+        look = rng.choice(self.looks)
         for name in reversed(FRESH[: self._fresh]):
             lost = look.execute("DELETE FROM toc_biz_type WHERE name = ?", (name,)).rowcount
             look.commit()
@@ -841,10 +868,12 @@ class World:
         if self.kernel.steps % 50:
             return False
         routing = self.settings.routing
+        if self.verbs is not None and not self.verbs.is_finished():
+            return False
         # What a call wrote that raised, is not armed: without a scanner nobody may bring it.
         return not any(
             not self.plan.bare or job_id in self.oracle.jobs
-            for index, look in enumerate(self._looks)
+            for index, look in enumerate(self.looks)
             for shard in routing.shards_of_database(index)
             for (job_id,) in look.execute(
                 f"SELECT job_id FROM {job_table_name(shard)} WHERE status < 2"
@@ -858,7 +887,7 @@ class World:
             "SELECT status, claim_token, CASE status WHEN 1 THEN lease_end_time ELSE due_time END "
             f"FROM {job_table_name(shard)} WHERE job_id = ?"
         )
-        row = self._looks[routing.database_index(shard)].execute(query, (job_id,)).fetchone()
+        row = self.looks[routing.database_index(shard)].execute(query, (job_id,)).fetchone()
         status, token, due = row or (-1, "", None)
         return status, token, 0 if due is None else ms_of_sql_time(due)
 

@@ -55,7 +55,7 @@ class LimitKeeper(Service):
         if wait_s > 0:
             return min(wait_s, HOLD_EVERY_S)
         self._next_hold_s = self._clock.monotonic_s() + HOLD_EVERY_S
-        self._name_holders(store, new)
+        self._name_holders(store, new)  # guard: holders-named-again
         return HOLD_EVERY_S
 
     def stop(self, timeout_s: float = 10.0) -> bool:

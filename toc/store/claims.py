@@ -171,7 +171,7 @@ class Claims:
         scanner. `closed`: types of which no row is claimed now.
         """
         types = set(types)
-        numbers = types.difference(closed)
+        numbers = types.difference(closed)  # guard: claim-open-types
         latest = db_now_plus(SKEW_MS)  # guard: claim-skew
         claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
         claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)

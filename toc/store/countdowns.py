@@ -168,7 +168,7 @@ def _answer_unless_counted(
     if is_repeated:
         return ArrivalAnswer("repeated", job_id, arrived, wanted)
     status = status_from_number(row.status)
-    is_open = status is Status.PENDING and row.claim_time is None
+    is_open = status is Status.PENDING and row.claim_time is None  # guard: arrival-before-the-claim
     if is_open and arrived < wanted:
         return ArrivalAnswer("arrived", job_id, arrived + 1, wanted)
     return ArrivalAnswer(str(ANSWER_OF_STATUS[status]), job_id, arrived, wanted)

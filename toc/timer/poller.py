@@ -184,7 +184,7 @@ class Poller(Service):
         # Oldest head first: a busy slot cannot starve the others.
         due.sort(key=self._due_s.__getitem__)
         wanted = sum(self._pop_sizes[slot] for slot in due)
-        admission = self._admission()
+        admission = self._admission()  # guard: poller-asks-the-gate
         if admission is not None:
             return self._pop_admitted(admission, due, wanted, now_s)
         permits, open_ = self._permits.take_permits_in_each_database(self._inboxes.keys(), wanted)

@@ -61,7 +61,9 @@ class AttemptHooks:
         if waited_s - run.spec.batch_wait_s > self._settings.queue_wait_s and not is_again:
             # Too many jobs were claimed: jobs wait in this process that another node could run.
             self._context.permits.halve_limit()
-        is_paused = self._gate.is_closed(run.job.biz_type) and not run.has_pass
+        is_paused = (
+            self._gate.is_closed(run.job.biz_type) and not run.has_pass
+        )  # guard: begin-open-types
         if self._context.permits.closed or is_too_late or is_paused:
             self._send_to_settler(run, outcome_for_giving_back(run))
             return False

@@ -104,7 +104,7 @@ class BatchStarts:
         """These jobs were claimed and will run."""
         if self._unused:
             for run in runs:
-                self._unused.pop(run.job.job_id, None)
+                self._unused.pop(run.job.job_id, None)  # guard: start-is-used
 
     def return_unused(self) -> None:
         """Gives back the starts of the jobs that have not become runs."""

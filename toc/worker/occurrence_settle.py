@@ -76,7 +76,9 @@ class OccurrenceSettle:
         if now_ms is None:
             now_ms = database.now_ms()
         try:
-            found = self._chains.settle_occurrence(self._claims, database, job, outcome, now_ms)
+            found = self._chains.settle_occurrence(
+                self._claims, database, job, outcome, now_ms
+            )  # guard: next-in-the-settle
         except Exception as error:
             if is_away(error) and not (isinstance(error, StoreUnavailable) and error.denied):
                 raise

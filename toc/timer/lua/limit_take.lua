@@ -32,7 +32,7 @@ if not since or since > now then  -- since > now: the clock was set back
     redis.call('HSET', KEYS[1], 'since', now_text)
 end
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', 86400000 + 2 * math.max(window, hold)))
-local settling = most and since + tonumber(ARGV[6]) - now or 0
+local settling = most and since + tonumber(ARGV[6]) - now or 0  -- guard: limit-settle-time
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_text)
 local slack = 60000  -- keys live longer than their content counts: only the times in them decide
 local answer = {now_text, string.format('%.0f', since)}

@@ -1,0 +1,386 @@
+"""The verbs of an operator and of services: pause, limits, recurring schedules, countdowns. In a part of the runs.
+
+What they draw comes from a generator of their own, so that runs without them are what they would be anyway.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tests.simulation.kernel import Process
+from tests.simulation.oracle import Run, Terms, Violation
+from tests.simulation.servers import REDIS, ProcessClock, database
+from tests.simulation.verb_oracle import (
+    CountdownSet,
+    LimitsSet,
+    ScheduleSet,
+    VerbOracle,
+    claim_ms_of,
+    times_of,
+)
+from toc.center.center import TimeoutCenter
+from toc.domain.declared_type import DeclaredType
+from toc.domain.ids import routing_bits_of
+from toc.domain.job import Job
+from toc.domain.times import datetime_of
+from toc.errors import TocError
+from toc.handlers.registry import Registry
+from toc.store.database_metadata import DatabaseMetadata
+from toc.store.databases import Databases
+from toc.store.declared_types import DeclaredTypes
+from toc.store.schema import job_table_name
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Plan, World
+
+T = TypeVar("T")
+VERBS = ("pause", "rate", "concurrency", "recurring", "alone", "countdown")
+"""alone: recurring schedules without their keepers; the settle of each occurrence must make the next one."""
+
+VERB_TYPES = {
+    "pausable": Terms(1.0, 4, fails_first=True),
+    "limited": Terms(6.0, 4, fails_first=True),
+    "tick": Terms(1.0, 50, fails=True),
+    "count": Terms(1.0, 4, fails_first=True),
+}
+SHARE = 0.15  # of the runs have verbs
+JUDGED_SHARE = 0.8  # of these have only faults under which the exact bounds hold
+
+_LINKS = frozenset({"cut", "lost", "slow", "unanswered", "steps", "pause"})
+_REDIS = frozenset({"full", "back", "clocks", "views", "foreign"})
+UNFIT: dict[str, frozenset[str]] = {
+    "pause": _LINKS,
+    "rate": _LINKS | _REDIS | {"freeze"},
+    "concurrency": _LINKS | _REDIS,
+    "recurring": frozenset({"steps", "pause"}),
+    "alone": frozenset({"steps", "pause"}),
+    "countdown": frozenset(),
+}
+"""Faults under which a verb's exact bounds do not hold (ADR 45 has the table of the limits')."""
+
+CATCH_UP_S = 400  # no run is in trouble for so long: no time may be lost
+PATIENCE_S = 300.0  # after the last fault every nominal time has its job within this time
+REFRESH_S = 1.0
+IN_FORCE_S = REFRESH_S + 1.0  # a change of limits: the next read of the catalogue, and a moment
+
+
+def with_verbs(plan: Plan, seed: int, asked: frozenset[str] | None, *, is_drawn: bool) -> Plan:
+    """The plan, with the verbs `asked`; None: as the seed says, if it decides the faults too (`is_drawn`)."""
+    rng = random.Random(f"verbs of {seed}")
+    if asked is None:
+        if not is_drawn or plan.calm or plan.is_about_poison or rng.random() >= SHARE:
+            return plan
+        asked = frozenset(verb for verb in VERBS if rng.random() < 0.4) or frozenset({"pause"})
+        if plan.bare or "alone" in asked:
+            # A bare run has no scanner, which finds an occurrence whose maker died before it armed it.
+            asked -= {"recurring", "alone"} if plan.bare else {"recurring"}
+        if rng.random() < JUDGED_SHARE:
+            plan = replace(plan, faults=plan.faults.difference(*(UNFIT[each] for each in asked)))
+    if "wipe" in plan.faults and "concurrency" in asked:
+        # Who stands still cannot name its holders again.
+        plan = replace(plan, faults=plan.faults - {"freeze"})
+    if asked & {"recurring", "alone"}:
+        # Handlers that all overrun make a chain later than PATIENCE_S.
+        plan = replace(plan, faults=plan.faults - {"handlers"})
+    settings: dict[str, Any] = {
+        **plan.settings,
+        "pauses": {"refresh_s": 0.5, "ramp_start": 0.5, "ramp_growth": 1.0, "ramp_step_s": 1},
+        "catalogue": {"refresh_s": REFRESH_S},
+    }
+    settings["pauses"]["ramp_rate_min"] = rng.choice((2, 10))
+    settings["worker"] = {**plan.settings["worker"], "recurring_check_s": 1.0}
+    return replace(plan, verbs=asked, settings=settings) if asked else plan
+
+
+class Verbs:
+    """The operator of a run. `judge` is asked and told by the run's handlers."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._kernel, self._plan = world, world.kernel, world.plan
+        self._rng = random.Random(f"operator of {world.seed}")
+        has_redis = world.plan.settings.get("redis_url") != "none"
+        judged = frozenset(
+            verb
+            for verb in world.plan.verbs
+            if not world.plan.faults & UNFIT[verb]
+            and (has_redis or verb not in ("rate", "concurrency"))
+        )
+        self.judge = VerbOracle(world.kernel, world.oracle, judged, world.early_ms)
+        self._process = Process("operator")
+        self._tasks = 0
+        self._healed_s: float | None = None
+
+    def start(self) -> None:
+        """Starts a task for each verb of the run."""
+        scripts: dict[str, Callable[[TimeoutCenter], None]] = {
+            "pause": self._pause, "limits": self._limit, "recurring": self._recur, "countdown": self._count_down,
+        }  # fmt: skip
+        kinds = {"rate": "limits", "concurrency": "limits", "alone": "recurring"}
+        for name in sorted({kinds.get(verb, verb) for verb in self._plan.verbs}):
+            self._tasks += 1
+            self._kernel.spawn(lambda script=scripts[name]: self._run(script), self._process)
+
+    def _run(self, script: Callable[[TimeoutCenter], None]) -> None:
+        clock = ProcessClock(self._world.servers, self._process, REDIS)
+        center = TimeoutCenter(self._world.settings, clock=clock, handlers=Registry())
+        script(center)
+        if not self._plan.bare:
+            center.close()
+        self._tasks -= 1
+
+    def _until_answered(self, call: Callable[[], T]) -> T:
+        while True:
+            try:
+                return call()
+            except TocError as error:
+                self._kernel.tell(f"not done: {error}")
+                self._kernel.wait(0.5)
+
+    def _wait(self, low_s: float, high_s: float) -> None:
+        self._kernel.wait(self._rng.uniform(low_s, high_s))
+
+    # ---- jobs of the verbs' types
+
+    def _schedule(self, center: TimeoutCenter, biz_type: str, jobs: int, in_s: float) -> list[int]:
+        """The ids of `jobs` new jobs, due within `in_s`; none if a call has failed."""
+        now_ms, rng = self._world.servers.true_ms, self._rng
+        wanted = [
+            (rng.randrange(100), now_ms + round(rng.uniform(0, in_s) * 1000)) for _ in range(jobs)
+        ]
+        try:
+            ids = center.schedule_many(
+                [(biz_id, datetime_of(ms)) for biz_id, ms in wanted], biz_type=biz_type
+            )
+        except TocError:
+            return []
+        for job_id, (_, ms) in zip(ids, wanted, strict=True):
+            self._world.oracle.scheduled(job_id, biz_type, ms, self._world.servers.true_ms)
+        return list(ids)
+
+    # ---- the verbs
+
+    def _pause(self, center: TimeoutCenter) -> None:
+        """Pauses a type or everything again and again, and always ends the pause."""
+        rng, judge = self._rng, self.judge
+        for _ in range(rng.choice((1, 2, 3))):
+            target = rng.choice(("type:pausable", "type:pausable", "type:pausable", "all"))
+            which = {"everything": True} if target == "all" else {"biz_type": "pausable"}
+            ids = self._schedule(center, "pausable", rng.randint(2, 5), 3)
+            self._wait(0.2, 1.5)
+            for_s = rng.choice((None, rng.uniform(1.5, 4)))
+            until = None if for_s is None else timedelta(seconds=for_s)
+            try:
+                center.pause(**which, until=until)  # type: ignore[arg-type]  # which has both kinds
+            except TocError:
+                pass
+            else:
+                now_s = self._kernel.now_s
+                sway_s = 2 * self._world.early_ms / 1000
+                to_s = now_s + (60.0 if for_s is None else for_s - sway_s - 0.1)
+                judge.paused[target] = now_s, to_s
+                self._kernel.tell(f"{target} is paused for {for_s} s")
+            ids += self._schedule(center, "pausable", rng.randint(0, 3), 3)
+            self._wait(1.5, 4)
+            if ids and rng.random() < 0.5:
+                self._run_now(center, rng.choice(ids))
+            self._wait(0, 1)
+            judge.paused.pop(target, None)
+            now = rng.random() < 0.5
+            self._kernel.tell(f"{target} is resumed")
+            self._until_answered(lambda now=now, which=which: center.resume(**which, now=now))  # type: ignore[misc]
+
+    def _run_now(self, center: TimeoutCenter, job_id: int) -> None:
+        known = self._world.oracle.known(job_id, "pausable")
+        known.any_time = True
+        self.judge.let_through.add(job_id)
+        try:
+            answer = center.run_now(job_id)
+            self._kernel.tell(f"run {job_id} now: {answer}")
+        except TocError:
+            pass
+
+    def _limit(self, center: TimeoutCenter) -> None:
+        """Limits a type before it has jobs, and changes its concurrency while they run."""
+        rng, limits = self._rng, LimitsSet()
+        self.judge.limits["limited"] = limits
+        fields: dict[str, Any] = {}
+        if "rate" in self._plan.verbs:
+            limits.burst, limits.per_s = rng.choice((1, 3)), rng.choice((1, 3))
+            fields |= {"rate": f"{limits.per_s}/s", "burst": limits.burst}
+        if "concurrency" in self._plan.verbs:
+            fields["concurrency"] = rng.choice((1, 2))
+        self._declare(limits, fields)
+        self._kernel.wait(IN_FORCE_S)
+        for _ in range(rng.choice((2, 3))):
+            self._schedule(center, "limited", rng.randint(2, 5), rng.choice((0, 3)))
+            self._wait(0.5, 4)
+        if "concurrency" in fields and rng.random() < 0.5:
+            fields["concurrency"] = rng.choice((1, 3))
+            self._declare(limits, fields)
+
+    def _declare(self, limits: LimitsSet, fields: dict[str, Any]) -> None:
+        wanted = DeclaredType.from_fields("limited", fields)
+        most = fields.get("concurrency", float("inf"))
+        limits.concurrency.append((float("inf"), most))  # it may be in force from now on
+
+        def change() -> None:
+            clock = ProcessClock(self._world.servers, self._process, REDIS)
+            databases = Databases.from_settings(self._world.settings, clock)
+            try:
+                types = DatabaseMetadata(databases).types
+                DeclaredTypes(databases, types, 100).change("limited", lambda _: wanted, "operator")
+            finally:
+                databases.close()
+
+        self._until_answered(change)
+        limits.concurrency[-1] = self._kernel.now_s + IN_FORCE_S, most
+        self._kernel.tell(f"limits: {fields}")
+
+    def _recur(self, center: TimeoutCenter) -> None:
+        """A schedule that ends. With a keeper it may be paused, and an occurrence may be cancelled."""
+        rng, is_alone = self._rng, "alone" in self._plan.verbs
+        overlap = rng.choice(("skip", "queue") if is_alone else ("skip", "queue", "cancel-other"))
+        every_s = rng.choice((1, 2))
+        start_ms = -(-self._world.servers.true_ms // 1000) * 1000 + 1000
+        end_ms = start_ms + 1000 * round(self._plan.trouble_s + 2)
+        known = ScheduleSet(overlap, times_of(start_ms, end_ms, every_s))
+        self.judge.schedules["tick"] = known
+        self._until_answered(
+            lambda: center.recur(
+                "tick",
+                every=every_s,
+                overlap=overlap,
+                catch_up=CATCH_UP_S,
+                start=datetime_of(start_ms),
+                end=datetime_of(end_ms),
+            )
+        )
+        self._kernel.tell(f"a schedule every {every_s} s, {overlap}, from {start_ms} to {end_ms}")
+        if not is_alone and rng.random() < 0.4:
+            self._wait(1, self._plan.trouble_s)
+            self._pause_schedule(center, known)
+
+    def _pause_schedule(self, center: TimeoutCenter, known: ScheduleSet) -> None:
+        known.left_out_to_ms = known.times_ms[-1]  # until it is resumed
+        self._until_answered(lambda: center.recurring.pause("tick"))
+        self._kernel.tell("the schedule is paused")
+        self._wait(0.5, 3)
+        self._until_answered(lambda: center.recurring.resume("tick"))
+        known.left_out_to_ms = self._world.servers.true_ms + self._world.early_ms
+        self._kernel.tell("the schedule goes on")
+
+    def _count_down(self, center: TimeoutCenter) -> None:
+        """Countdowns, one after the other; services arrive at each, some of them twice."""
+        rng = self._rng
+        for number in range(3):
+            wanted, in_s = rng.choice((2, 3)), rng.uniform(1, 4)
+            deadline_ms = self._world.servers.true_ms + round(in_s * 1000)
+            try:
+                job_id = center.countdown(
+                    f"count-{number}",
+                    biz_type="count",
+                    count=wanted,
+                    deadline=datetime_of(deadline_ms),
+                )
+            except TocError:
+                continue
+            self._world.oracle.scheduled(job_id, "count", deadline_ms, self._world.servers.true_ms)
+            self.judge.countdowns[job_id] = CountdownSet(wanted, deadline_ms)
+            ids = [f"part-{n}" for n in range(rng.randint(wanted - 1, wanted + 1))]
+            parts = 2
+            for first in range(parts):
+                self._tasks += 1
+                some = [*ids[first::parts], *ids[:1]]
+                self._kernel.spawn(
+                    lambda some=some, job_id=job_id, in_s=in_s: self._arrive(
+                        center, job_id, some, in_s
+                    ),
+                    self._process,
+                )
+            self._wait(1, in_s)
+
+    def _arrive(self, center: TimeoutCenter, job_id: int, ids: list[str], in_s: float) -> None:
+        known = self.judge.countdowns[job_id]
+        now_s = self._kernel.now_s
+        # Some come after the deadline, between the first attempt, which fails, and the second one.
+        times_s = sorted(now_s + self._rng.uniform(0, in_s + 1.2) for _ in ids)
+        for at_s, arrival_id in zip(times_s, ids, strict=True):
+            self._kernel.wait(max(0.0, at_s - self._kernel.now_s))
+            known.maybe.add(arrival_id)
+            if len(known.maybe) >= known.wanted:
+                self._world.oracle.known(job_id, "count").any_time = True
+            try:
+                answer = center.arrive(arrival_id, job_id=job_id)
+            except TocError:
+                continue
+            self._kernel.tell(f"{arrival_id} arrives at {job_id}: {answer}")
+            if answer:
+                self.judge.counts(job_id, arrival_id)
+        self._tasks -= 1
+
+    # ---- handlers
+
+    def starts(self, job: Job, run: Run) -> None:
+        """A handler has started. Raises Violation."""
+        routing = self._world.settings.routing
+        shard = routing.shard_of_hash(routing_bits_of(job.job_id))
+        index = routing.database_index(shard)
+        query = f"SELECT claim_time FROM {job_table_name(shard)} WHERE job_id = ?"
+        (claimed,) = self._world.looks[index].execute(query, (job.job_id,)).fetchone()
+        ahead_ms = self._world.servers.ahead_ms[database(index)]
+        self.judge.starts(job, run, claim_ms_of(claimed, ahead_ms), self._world.servers.true_ms)
+        schedule = self.judge.schedules.get(job.biz_type)
+        if schedule is not None and schedule.overlap == "cancel-other":
+            known = self._world.oracle.known(job.job_id, job.biz_type)
+            known.maybe_cancelled = known.maybe_dropped = True
+
+    def work_s(self, job: Job) -> float:
+        """How long the handler works, beside what all handlers do."""
+        if job.biz_type != "limited":
+            return 0.0
+        return self._rng.choice((0.1, 0.5, 1.5, 5.0))
+
+    def reads(self, job: Job) -> None:
+        """The handler of a countdown reads it. Raises Violation."""
+        if job.biz_type != "count":
+            return
+        try:
+            found = job.countdown
+        except TocError:
+            return
+        self.judge.reads(job, found)
+
+    # ---- the end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the operator has done everything."""
+        return not self._tasks
+
+    def is_finished(self) -> bool:
+        """Whether all schedules have come to their ends. Raises Violation if one does not, in a long time."""
+        if not self.judge.schedules:
+            return True
+        if self._healed_s is None:
+            self._healed_s = self._kernel.now_s
+        ends_ms = max(each.times_ms[-1] for each in self.judge.schedules.values())
+        if self._world.servers.true_ms <= ends_ms + self._world.early_ms:
+            return False
+        lost = self.judge.lost_times(self._world.looks, self._tables)
+        if lost and self._kernel.now_s > self._healed_s + PATIENCE_S:
+            raise Violation("recurring", lost)
+        return not lost
+
+    def check_end(self) -> None:
+        """Raises Violation."""
+        self.judge.check_end()
+
+    def _tables(self, index: int) -> list[str]:
+        return [
+            job_table_name(shard)
+            for shard in self._world.settings.routing.shards_of_database(index)
+        ]
