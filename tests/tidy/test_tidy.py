@@ -178,7 +178,7 @@ OUTSIDE = {
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
     "httpx": ("toc/client/transport.py", "toc/webhooks/"),
-    "starlette": ("toc/http/",),
+    "starlette": ("toc/http/", "toc/dashboard/"),
     "uvicorn": ("toc/http/",),
     "h11": ("toc/http/connections.py",),
     "pydantic_settings": ("toc/runtime/settings.py",),

@@ -18,8 +18,6 @@ from toc.http.endpoint import is_local
 from toc.http.front_door import REQUEST_ID
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from toc.dashboard.watcher import Watcher
 
 TOKEN_COOKIE = "toc_session"  # noqa: S105 - the name of a cookie
@@ -64,7 +62,7 @@ class Visit:
         self,
         path: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
-        body: BaseModel | None = None,
+        body: Any = None,
     ) -> Call:
         """The call of HTTP that shows or does the same: pages read and change jobs by those actions alone."""
         address = None if self.request.client is None else self.request.client.host
