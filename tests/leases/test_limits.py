@@ -102,3 +102,24 @@ def test_without_redis_leases_go_by_priority(
         order.append(priorities[job_ids.index(leased.job_id)])
         assert rig.settle(server.finish, leased) == ["settled"]
     assert order == [9, 9, 5, 0]
+
+
+@pytest.mark.parametrize("limits", [{"concurrency": 10}, {}])
+def test_a_lease_is_the_best_of_a_page(make_rig: MakeLeaseRig, limits: dict[str, Any]) -> None:
+    rig = make_rig()
+    declare(rig, priority=0, **limits)
+    server = rig.replica()
+    wait_until(lambda: rig.node_of(server).pauses.gate.priorities == {TYPE: 0}, "the priority")
+    # One business id: all jobs are in one database, of which a page is fetched.
+    for priority in (0, 4, 0):
+        rig.schedule(priority=priority)
+    (best,) = rig.schedule(priority=9)
+    for priority in (4, 0, 4):
+        rig.schedule(priority=priority)
+    (leased,) = rig.lease(server)
+    assert leased.job_id == best
+    # What was not given is back, and others get it.
+    left: list[int] = []
+    while len(left) < 6:
+        left += [each.job_id for each in rig.lease(server)]
+    assert len(set(left) | {best}) == 7

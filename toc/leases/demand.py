@@ -37,7 +37,9 @@ class Reoffer:
 class Demand:
     """The permits for jobs of some types. Thread-safe.
 
-    `types()`: the types that the fetcher may bring now. `reoffer`: see there; None: nothing extra.
+    `types()`: the types that the fetcher may bring now. `reoffer`: see there; None: nothing extra. `page()`:
+    while anything is wanted, at least so many jobs are fetched, so that those of a high priority among them
+    are given first (ADR 51).
     Permits are out from the fetch until the jobs have been given to consumers, which is before the claim.
     """
 
@@ -48,9 +50,10 @@ class Demand:
         clock: Clock,
         types: Callable[[], Collection[str]],
         reoffer: Reoffer | None = None,
+        page: Callable[[], int] = lambda: 0,
     ) -> None:
         self._room, self._outages, self._clock = room, outages, clock
-        self._types, self._reoffer = types, reoffer
+        self._types, self._reoffer, self._page = types, reoffer, page
         self._lock = threading.Lock()
         self._out: Counter[int] = Counter()  # by database
         self._out_since_s: dict[int, float] = {}
@@ -75,7 +78,7 @@ class Demand:
             return 0
         places = self._room.count_wanted_jobs(self._types())
         if places and self._reoffer is not None:
-            places += self._reoffer.extra
+            places = max(places + self._reoffer.extra, self._page())
         now_s = self._clock.monotonic_s()
         with self._lock:
             if self._outages.has_not_recovered(database):

@@ -34,12 +34,18 @@ class TypeSources:
         self._slot_amount = process.settings.slot_amount_of(self.topic)
         self.reoffer = Reoffer()
         self.demand = Demand(
-            context.room, context.outages, process.clock, lambda: (biz_type,), self.reoffer
-        )
+            context.room, context.outages, process.clock, lambda: (biz_type,), self.reoffer,
+            self._page_rows,
+        )  # fmt: skip
         self.loaders = {
             database.index: self._make_loader(database) for database in process.databases
         }
         self.pollers: dict[int, Poller] = {}
+
+    def _page_rows(self) -> int:
+        """How many jobs are fetched at once, at least: those of a type with priorities are chosen of a page."""
+        process = self._context.process
+        return process.settings.scanner.page if self.biz_type in process.gate.priorities else 0
 
     def start_pollers(self, stages: Mapping[int, LeaseStage]) -> None:
         """Starts a poller for each database."""
