@@ -2,8 +2,7 @@
 
 `durations.json` holds how many seconds each file took; `make durations` measures them anew. All tests of a
 file run in one process, because its fixtures are made once per process. The test functions of a file in
-SPLIT_S or more are shared out one by one, because no file may take as long as the whole run; the tests of
-SINGLE_FILES even with each of their parameters.
+SPLIT_S or more are shared out one by one, because no file may take as long as the whole run.
 """
 
 from __future__ import annotations
@@ -23,24 +22,32 @@ DURATIONS = Path(__file__).with_name("durations.json")
 SPLIT_S = 45.0
 NEW_FILE_S = 10.0
 """Expected of a file that is not in `durations.json`."""
-SINGLE_FILES = {"tests/model/test_model.py", "tests/simulation/test_simulation.py"}
-"""The files whose tests share next to nothing, and need the processor all the time: they fill up the end of
-the run, when the tests that mostly wait are done.
-"""
-SPARK_FILES = {
-    "tests/reconcile/test_archive.py",
-    "tests/reconcile/test_nightly_command.py",
-    "tests/reconcile/test_reads_per_database.py",
-    "tests/reconcile/test_run.py",
+SPARK_UNITS = {
+    "a Spark session": {
+        "tests/reconcile/test_analysis_tables.py",
+        "tests/reconcile/test_archive.py",
+        "tests/reconcile/test_archive_events.py",
+        "tests/reconcile/test_nightly_command.py",
+        "tests/reconcile/test_reads_per_database.py",
+        "tests/reconcile/test_run.py",
+        "tests/reconcile/test_tables_backfill.py",
+    },
+    "Spark clusters": {
+        "tests/reconcile/test_archive_killed.py",
+        "tests/reconcile/test_run_killed.py",
+        "tests/reconcile/test_spark_cluster.py",
+        "tests/reconcile/test_spark_secrets.py",
+    },
 }
-"""The files whose tests share a Spark session."""
+"""Files that run in one process, one after the other: each starts Java machines, which need both processors."""
+
+SPARK_TEST_S = 480
 
 WRITE = "TOC_TEST_DURATIONS"
 """The environment variable that makes a run write `durations.json`: `make durations` sets it."""
 
 _seconds: dict[str, float] = json.loads(DURATIONS.read_text("utf-8"))
 _measured: Counter[str] = Counter()
-_tests: Counter[str] = Counter()
 
 
 def file_of(nodeid: str) -> str:
@@ -48,22 +55,16 @@ def file_of(nodeid: str) -> str:
 
 
 def seconds_of(nodeid: str) -> float:
-    """How long the test's file is expected to take; of one that is shared out alone: the test."""
-    file = file_of(nodeid)
-    seconds = _seconds.get(file, NEW_FILE_S)
-    return seconds / max(1, _tests[file]) if file in SINGLE_FILES else seconds
+    """How long the test's file is expected to take."""
+    return _seconds.get(file_of(nodeid), NEW_FILE_S)
 
 
 def unit_of(nodeid: str) -> str:
-    """What is run by one process: a test's file, or its function where the file takes long, or the test.
-
-    The tests with Spark are one unit, because each process needs a Java machine of its own for them.
-    """
+    """What one process runs: a file, or a function of a file that takes long, or all files of a unit."""
     file = file_of(nodeid)
-    if file in SPARK_FILES:
-        return "Spark"
-    if file in SINGLE_FILES:
-        return nodeid
+    for unit, files in SPARK_UNITS.items():
+        if file in files:
+            return unit
     return nodeid.partition("[")[0] if seconds_of(nodeid) >= SPLIT_S else file
 
 
@@ -80,8 +81,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first; tests that run alone come last, so that they interrupt nothing."""
-    _tests.update(file_of(item.nodeid) for item in items)
+    """Longest first; tests that run alone come last, so that they interrupt nothing.
+
+    Tests with Spark have more time: after one that was interrupted no other can use the session.
+    """
+    for item in items:
+        if unit_of(item.nodeid) in SPARK_UNITS and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TEST_S))
     items.sort(key=lambda item: (is_alone(item), -seconds_of(item.nodeid), file_of(item.nodeid)))
 
 

@@ -71,6 +71,7 @@ def test_schedule_with_everything(toc: Toc) -> None:
         "action_time": "2031-02-02T20:05:06.789Z",
         "due_time": "2031-02-02T20:05:06.789Z",
         "attempts": 0,
+        "priority": 0,
         "attribute": json.loads(note),
         "dedup_key": "k",
         "token": None,

@@ -19,7 +19,7 @@ from toc.reconcile.delta_tables import find_table
 from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.claims import Outcome, OutcomeKind
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # it starts Java twice
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it starts Java twice
 
 DAY_S = 86_400
 JOBS = 2000
@@ -105,12 +105,12 @@ def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = many(library, 0)
     killing = command(tmp_path, library, table, "", step, call)
-    killed = subprocess.run(killing, check=False, timeout=100)
+    killed = subprocess.run(killing, check=False, timeout=280)
     assert killed.returncode == -signal.SIGKILL
     assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
     committed = sorted(jobs) if step == "advance_archived_until" else []
     assert archived_ids(tmp_path, table) == committed
-    subprocess.run(command(tmp_path, library, table), check=True, timeout=100)
+    subprocess.run(command(tmp_path, library, table), check=True, timeout=280)
     assert archived_ids(tmp_path, table) == sorted(jobs)
     status = read_archive_status(library.databases[0], MARKS[table])
     assert status is not None
@@ -136,7 +136,7 @@ def test_killed_while_executors_write(tmp_path: Path, table: str) -> None:
     assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
     assert archived_ids(tmp_path, table) == []
 
-    subprocess.run(run, check=True, timeout=100)
+    subprocess.run(run, check=True, timeout=280)
     assert archived_ids(tmp_path, table) == sorted(jobs)
     library.close()
 

@@ -28,7 +28,7 @@ __all__ = ["own_redis_url"]
 
 pytestmark = pytest.mark.timeout(600)
 
-RUN_S_MAX = 240
+RUN_S_MAX = 500
 
 
 class KilledRuns:

@@ -55,7 +55,7 @@ def test_secrets_are_on_no_command_line(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
