@@ -39,7 +39,7 @@ SPARK_UNITS = {
         "tests/reconcile/test_spark_secrets.py",
     },
 }
-"""Files that run in one process, one after the other: each starts Java machines, which need both processors."""
+"""Files that one process runs one after the other: each starts Java machines, which need all processors."""
 
 SPARK_TEST_S = 480
 

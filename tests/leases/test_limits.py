@@ -104,10 +104,9 @@ def test_without_redis_leases_go_by_priority(
     assert order == [9, 9, 5, 0]
 
 
-@pytest.mark.parametrize("limits", [{"concurrency": 10}, {}])
-def test_a_lease_is_the_best_of_a_page(make_rig: MakeLeaseRig, limits: dict[str, Any]) -> None:
+def test_a_lease_is_the_best_of_a_page(make_rig: MakeLeaseRig) -> None:
     rig = make_rig()
-    declare(rig, priority=0, **limits)
+    declare(rig, priority=0)
     server = rig.replica()
     wait_until(lambda: rig.node_of(server).pauses.gate.priorities == {TYPE: 0}, "the priority")
     # One business id: all jobs are in one database, of which a page is fetched.
