@@ -43,7 +43,7 @@ class TypeSources:
         self.pollers: dict[int, Poller] = {}
 
     def _page_rows(self) -> int:
-        """How many jobs are fetched at once, at least: those of a type with priorities are chosen of a page."""
+        """How many jobs are fetched at once, at least: those of a type with priorities come from a page."""
         process = self._context.process
         return process.settings.scanner.page if self.biz_type in process.gate.priorities else 0
 
