@@ -10,35 +10,37 @@ from starlette.routing import Mount
 
 from tests.http.served_world import make_settings
 from tests.http.web_world import HERE, AppClient, LoopThread
-from tests.worker.waiting import wait_until
 from toc.dashboard.site import make_site
 from toc.dashboard.watcher import WATCHED_S, Watcher
 from toc.http.app import make_app
 from toc.testing import TestClock
 
 
-def threads() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "toc-dashboard"]
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "toc-dashboard"}
 
 
 def test_the_thread_ends_when_nobody_looks_and_starts_again(tmp_path: Path) -> None:
-    clock = TestClock()
+    before, clock = threads(), TestClock()
     watcher = Watcher(make_settings(tmp_path), clock, refresh_s=0.05)
     try:
         first = watcher.look(60)
         assert first is not None
         assert first.overdue.job_id is None
         assert [part.part for part in first.parts][:1] == ["jobs"]
-        assert len(threads()) == 1
+        (thread,) = threads() - before
         clock.advance(WATCHED_S + 1)
-        wait_until(lambda: not threads(), "the thread to end", 60)
+        thread.join(60)
+        assert not thread.is_alive()
         again = watcher.look(60)
         assert again is not None
         assert again is not first
     finally:
         watcher.stop()
-    wait_until(lambda: not threads(), "the thread to end", 60)
-    assert watcher.look(0.01) is again
+    for each in threads() - before:
+        each.join(60)
+    watcher.look(0.01)  # no visit starts it again after a stop
+    assert not threads() - before
 
 
 def test_the_pages_work_below_a_prefix(tmp_path: Path) -> None:
