@@ -59,10 +59,10 @@ class Observations:
         @wraps(take)
         def watched(
             limits: Limits, biz_type: str, wanted: Iterable[Wanted], token: str,
-            lease_ms: int | None = None,
+            lease_ms: int | None = None, *, goes_first: bool = False,
         ) -> Taken:  # fmt: skip
             asked_ms = self._now()
-            taken = take(limits, biz_type, wanted, token, lease_ms)
+            taken = take(limits, biz_type, wanted, token, lease_ms, goes_first=goes_first)
             if taken.admitted and biz_type in RESTRICTED_TYPES:
                 self._write(
                     "taken", biz_type=biz_type, jobs=sorted(taken.admitted), token=token,
