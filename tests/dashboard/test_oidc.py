@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from tests.dashboard.site_world import HOUR, OWN, Site, open_site, token_of
 from toc.access.audit_list import list_audit
 from toc.access.sessions import Sessions
 from toc.access.tokens import TokenStore
+from toc.dashboard.oidc_provider import OidcProvider, ProviderUnavailable
 from toc.dashboard.sign_in_attempt import SignInAttempt, own_page
 from toc.dashboard.site import make_site
 from toc.errors import InvalidInput, SettingsError
 from toc.http.serve import WebServer
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
-from toc.runtime.sign_in_settings import RoleSettings
+from toc.runtime.sign_in_settings import OidcSettings, RoleSettings
 
 BEGIN = "/ui/sign-in/oidc"
 SESSION = "toc_session"
@@ -136,7 +139,7 @@ def test_a_visitor_comes_back_to_the_page_that_was_asked_for(signs: Site) -> Non
     with signs.visitor() as visitor:
         answer = visitor.get("/ui/jobs?biz_id=a%26b")
         page = visitor.get(answer.headers["location"]).text
-        assert "/ui/sign-in/oidc?next=/ui/jobs%3Fbiz_id%3Da%2526b" in page
+        assert "/ui/sign-in/oidc?next=%2Fui%2Fjobs%3Fbiz_id%3Da%2526b" in page
         data = {"token": token_of(signs), "next": "/ui/jobs?biz_id=a%26b"}
         answer = visitor.post("/ui/sign-in", data=data, headers=OWN)
         assert answer.headers["location"] == "/ui/jobs?biz_id=a%26b"
@@ -254,12 +257,18 @@ def test_while_the_provider_is_down_a_token_signs_in(provider: Provider, tmp_pat
     ],
 )  # fmt: skip
 def test_a_provider_that_tells_nonsense_is_not_used(
-    provider: Provider, tmp_path: Path, facts: dict[str, Any]
+    provider: Provider, facts: dict[str, Any]
 ) -> None:
     provider.facts = facts
+    settings = OidcSettings(issuer=provider.issuer, client_id="toc-web")
+
+    async def ask() -> None:
+        asked = OidcProvider(settings, SystemClock())
+        with pytest.raises(ProviderUnavailable, match=provider.issuer):
+            await asked.authorization_url(SignInAttempt("/ui/"), "http://localhost/back")
+
     try:
-        with open_site(tmp_path, web=sign_in_settings(provider)) as site, site.visitor() as visitor:
-            assert_refused(visitor, visitor.get(BEGIN), 503)
+        asyncio.run(ask())
     finally:
         provider.facts = {}
 

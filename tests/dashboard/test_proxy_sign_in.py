@@ -13,8 +13,11 @@ from tests.http.served_world import open_client
 from toc.access.audit_list import list_audit
 from toc.access.caller import Caller
 from toc.dashboard.operation_pages import group_dead
+from toc.dashboard.visit import kind_of_environment
 from toc.domain.job import DeadJob
+from toc.errors import SettingsError
 from toc.http.masks import MASKED, mask_dead_job, mask_reason
+from toc.runtime.settings import load_settings
 
 ALICE = {"X-Forwarded-User": "alice@example.com", "X-Forwarded-Groups": "staff, operators"}
 ROLES = [
@@ -143,8 +146,8 @@ def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Pat
 
 def test_payloads_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
     with open_site(tmp_path, web={"masked_types": ["ma*"]}) as site:
-        job_id = site.center.schedule(1, HOUR, {"card": "4111"}, biz_type="mail")
-        plain = site.center.schedule(1, HOUR, {"card": "4222"}, biz_type="shop.close")
+        job_id = site.center.schedule(1, HOUR, attribute={"card": "4111"}, biz_type="mail")
+        plain = site.center.schedule(1, HOUR, attribute={"card": "4222"}, biz_type="shop.close")
         reader = token_of(site, scopes=("read", "operate"))
         with site.visitor(reader) as visitor, open_client(site.server.url, reader) as client:
             page = visitor.get(f"/ui/jobs/{job_id}").text
@@ -182,18 +185,22 @@ def test_errors_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
 # ---- the environment
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("production", "production"),
-        ("Prod", "production"),
-        ("staging", "staging"),
-        ("team 7", "other"),
-    ],
-)
-def test_each_page_names_the_environment(tmp_path: Path, name: str, kind: str) -> None:
-    with open_site(tmp_path, web={"environment": name}) as site, site.visitor() as visitor:
+def test_each_page_names_the_environment(tmp_path: Path) -> None:
+    with open_site(tmp_path, web={"environment": "Prod"}) as site, site.visitor() as visitor:
         for path in ("/ui/sign-in", "/ui/types", "/ui/jobs/1"):
             page = visitor.get(path).text
-            assert f"<title>[{name}] " in page
-            assert f'class="environment {kind}"' in page
+            assert "<title>[Prod] " in page
+            assert 'class="environment production"' in page
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("production", "production"), ("Staging", "staging"), ("team 7", "other")]
+)
+def test_an_environment_has_a_kind(name: str, kind: str) -> None:
+    assert kind_of_environment(name) == kind
+
+
+def test_the_name_of_an_environment_is_short_and_plain() -> None:
+    for name in ("<b>", "x" * 33, " x", ""):
+        with pytest.raises(SettingsError, match=r"web\.environment"):
+            load_settings(web={"environment": name})

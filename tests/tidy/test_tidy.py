@@ -101,6 +101,7 @@ MAY_READ_CLOCKS = {
 MAY_DRAW = {
     "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
+    "toc/dashboard/sign_in_attempt.py": "the secret of a sign-in, which nobody may guess",
     "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
     "toc/node/lease_node.py": "hands a Random to the lease server",

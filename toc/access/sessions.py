@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from toc.access.caller import Caller
 from toc.access.roles import SCOPES_OF_ROLE
-from toc.access.tokens import NewToken, TokenStore
+from toc.access.tokens import NewToken, TokenStore, check_owner
 from toc.errors import InvalidInput
 from toc.runtime.sign_in_settings import RoleSettings, SignInSettings
 from toc.store.databases import Databases
@@ -34,7 +34,7 @@ class Sessions:
         time; StoreUnavailable: a database is away. Two sign-ins at once may leave one session too many, until
         the next one.
         """
-        owner = SESSION_PREFIX + person
+        owner = check_owner(SESSION_PREFIX + person)
         store = TokenStore(self._databases, self._tokens_max, owner)
         mine = [token for token in store.list() if token.caller.owner == owner]
         day_ago_ms = self._databases.now_ms() - _DAY_MS

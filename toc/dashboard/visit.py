@@ -69,7 +69,7 @@ class Visit:
     def environment(self) -> tuple[str, str] | None:
         """The name of the environment and its kind; None: it has no name."""
         name = self.backend.settings.web.environment
-        return None if name is None else (name, _KINDS_OF_ENVIRONMENT.get(name.lower(), "other"))
+        return None if name is None else (name, kind_of_environment(name))
 
     def may(self, scope: Scope) -> bool:
         """Whether the person has this scope for any type. The calls themselves check each row."""
@@ -86,6 +86,11 @@ class Visit:
         return Call(
             self.request, request_id, self.person, self.address, path or {}, query or {}, body
         )
+
+
+def kind_of_environment(name: str) -> str:
+    """production, staging or other: how the pages mark the environment."""
+    return _KINDS_OF_ENVIRONMENT.get(name.lower(), "other")
 
 
 def identify_visitor(backend: Backend, request: Request) -> Caller | None:

@@ -75,7 +75,8 @@ class BoundedProtocol(H11Protocol):
         super().handle_events()
         if self.cycle is not before and self.cycle is not None:
             # The app begins later, and a middleware may replace "client" by what a header says.
-            self.cycle.scope[PEER] = self.cycle.scope["client"]  # type: ignore[typeddict-unknown-key]
+            scope: Any = self.cycle.scope
+            scope[PEER] = scope["client"]
         if self.cycle is not before and not self.is_idle:
             self._set_deadline(self.request_s_max)
 
