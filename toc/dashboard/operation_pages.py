@@ -20,6 +20,7 @@ from toc.domain.job import DeadJob
 from toc.errors import ClusterUnavailable
 from toc.http import recurring_calls
 from toc.http.declared import not_allowed
+from toc.http.masks import mask_dead_job
 
 DEAD_READ_MAX = 1000
 AUDIT_SHOWN = 100
@@ -44,7 +45,11 @@ async def show_dead(visit: Visit) -> Response:
     read = functools.partial(visit.backend.center.dead, limit)
     jobs = await visit.backend.calls.run(_DATABASE, read)
     caller = visit.person
-    seen = [job for job in jobs if is_allowed(caller, "read", job.biz_type, job.tenant)]
+    seen = [
+        mask_dead_job(visit.backend, caller, job)
+        for job in jobs
+        if is_allowed(caller, "read", job.biz_type, job.tenant)
+    ]
     html = render(
         visit, "dead.html", groups=group_dead(seen), is_cut=len(jobs) == limit, limit=limit
     )

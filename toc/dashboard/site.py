@@ -11,6 +11,7 @@ from toc.dashboard.actions import button
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
 from toc.dashboard.watcher import Watcher
+from toc.errors import SettingsError
 from toc.http.backend import Backend
 
 PAGES = (
@@ -38,12 +39,28 @@ PAGES = (
 
 
 def make_site(backend: Backend) -> Sequence[BaseRoute]:
-    """The routes of the dashboard; none if `web.dashboard` is false."""
+    """The routes of the dashboard; none if `web.dashboard` is false. Raises SettingsError."""
     if not backend.settings.web.dashboard:
         return ()
     watcher = Watcher(backend.settings, backend.clock)
     backend.at_stop(watcher.stop)
+    pages = (*PAGES, *_make_oidc_pages(backend))
     routes = [
-        Route(page.path, PageDoor(page, backend, watcher), methods=[page.method]) for page in PAGES
+        Route(page.path, PageDoor(page, backend, watcher), methods=[page.method]) for page in pages
     ]
     return [*routes, Route("/ui/static/{name:path}", send_static, methods=["GET"])]
+
+
+def _make_oidc_pages(backend: Backend) -> Sequence[Page]:
+    """The pages of the sign-in by OpenID Connect, if the settings have a provider. Raises SettingsError."""
+    if backend.settings.web.sign_in.oidc.issuer is None:
+        return ()
+    try:
+        from toc.dashboard.oidc_pages import OidcPages  # noqa: PLC0415 - of the extra oidc
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("joserfc", "httpx"):
+            raise
+        raise SettingsError(
+            f"web.sign_in.oidc: needs the package {error.name}: pip install 'toc[oidc]'"
+        ) from None
+    return OidcPages(backend).pages()
