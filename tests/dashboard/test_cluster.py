@@ -76,7 +76,7 @@ def test_waiting_consumers_are_counted_by_type(tmp_path: Path, redis_server: End
     with open_site(tmp_path, redis_url=redis_server.url) as site:
         declare_type(site.settings, "pull.a", mode="pull", timeout_s=60)
         token = token_of(site)
-        wait_until(lambda: "pull.a" in site.server.backend.catalogue.all(), "the type", 60)
+        site.server.backend.catalogue.read_now()
 
         def consume() -> None:
             with open_client(site.server.url, token) as client:

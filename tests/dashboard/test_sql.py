@@ -25,7 +25,7 @@ SLOW = "SELECT COUNT(*) FROM toc_jobs a CROSS JOIN toc_jobs b CROSS JOIN toc_job
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    limits = {"call_s": 5}
+    limits = {"call_s": 6}
     with open_site(tmp_path_factory.mktemp("sql"), web={"sql": True, "limits": limits}) as site:
         for text in (HOSTILE[:60], "=1+1", "@SUM(A1)", "plain"):
             site.center.schedule(text, HOUR, biz_type="mail")
