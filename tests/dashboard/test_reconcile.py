@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
 from collections.abc import Iterator
@@ -75,7 +76,7 @@ def test_reports_are_listed_newest_first_with_what_to_do(admin: httpx.Client) ->
     assert "toc status" in middle
     assert "Nothing to do." in old
     assert '<td class="number">0</td>' in old
-    assert test_report.KINDS[Disagreement.MISSING].repair in page
+    assert test_report.KINDS[Disagreement.MISSING].repair in html.unescape(page)
 
 
 def test_hostile_texts_of_reports_are_text_and_types_are_not_shown(admin: httpx.Client) -> None:

@@ -107,21 +107,21 @@ def test_too_large_a_range_is_refused(site: Site, admin: httpx.Client) -> None:
 
 
 def test_schedules_of_other_types_are_not_there_and_viewers_have_no_forms(site: Site) -> None:
-    site.center.recur("hidden", every=HOUR, biz_type="mail")
+    site.center.recur("secretive", every=HOUR, biz_type="mail")
     range_ = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-01T00:00:00Z"}
     for limits in ({"biz_types": ("shop.*",)}, {"tenant": "acme"}):
         with site.visitor(token_of(site, **limits)) as visitor:
-            assert "hidden" not in visitor.get("/ui/recurring").text
-            assert visitor.get("/ui/recurring/hidden").status_code == 404
-            answer = visitor.post("/ui/recurring/hidden/backfill", data=range_, headers=OWN)
+            assert "secretive" not in visitor.get("/ui/recurring").text
+            assert visitor.get("/ui/recurring/secretive").status_code == 404
+            answer = visitor.post("/ui/recurring/secretive/backfill", data=range_, headers=OWN)
             assert answer.status_code == 404
     with site.visitor(token_of(site, scopes=("read",))) as viewer:
-        page = viewer.get("/ui/recurring/hidden", params=range_).text
-        assert "hidden" in page
+        page = viewer.get("/ui/recurring/secretive", params=range_).text
+        assert "secretive" in page
         assert "Backfill" not in page
-        answer = viewer.post("/ui/recurring/hidden/backfill", data=range_, headers=OWN)
+        answer = viewer.post("/ui/recurring/secretive/backfill", data=range_, headers=OWN)
         assert answer.status_code == 403
-    assert len(site.center.find("hidden", "mail")) == 1
+    assert len(site.center.find("secretive", "mail")) == 1
 
 
 def test_hostile_reasons_are_text(site: Site, admin: httpx.Client) -> None:

@@ -37,7 +37,7 @@ class BackfillPlan(NamedTuple):
 
     start: str
     end: str
-    count: BackfillCount
+    counted: BackfillCount
 
 
 async def show_recurring(visit: Visit) -> Response:
