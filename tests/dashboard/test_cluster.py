@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 from tests.dashboard.site_world import Elements, open_site, token_of
 from tests.http.served_world import declare_type, open_client
 from tests.servers.endpoint import Endpoint
+from tests.servers.zookeeper import foreign_members
 from tests.worker.waiting import wait_until
 from toc.access.caller import Caller
 from toc.cluster.roster import Member
@@ -21,6 +23,7 @@ from toc.node.node import Node
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings
 
+HOSTILE = "<script>alert(1)</script>"
 ALL = Caller("t", "t", frozenset({"read"}), ("*",), None)
 SHOP = Caller("t", "t", frozenset({"read"}), ("shop.*",), None)
 
@@ -133,7 +136,25 @@ def test_shards_without_an_owner_or_with_two_are_named() -> None:
     assert find_wrong_owners(settings, []) == ([], [])
 
 
-def test_hostile_names_of_nodes_are_text(tmp_path: Path) -> None:
-    with open_site(tmp_path) as site, site.visitor() as visitor:
-        page = visitor.get("/ui/cluster", params={"x": "<img src=x>"}).text
-    assert all(tag != "img" for tag, _ in Elements(page).found)
+def test_a_member_that_another_program_wrote_is_marked_and_only_text(
+    tmp_path: Path, zookeeper_server: Endpoint
+) -> None:
+    facts = {
+        "version": HOSTILE, "http": None, "handles": [HOSTILE, "mail"], "slots": {},
+        "shards": {"0-1": 1},
+    }  # fmt: skip
+    with (
+        open_site(tmp_path, zookeeper_hosts=zookeeper_server.url) as site,
+        foreign_members(
+            zookeeper_server.url, site.settings.namespace, 1, name="<img src=x>",
+            text=json.dumps(facts).encode(),
+        ),
+        site.visitor() as visitor,
+    ):  # fmt: skip
+        page = visitor.get("/ui/cluster").text
+    assert "&lt;img src=x&gt;" in page
+    assert "&lt;script&gt;" in page
+    assert "have no owner" in page
+    assert "shard 2, shard 3" in page
+    assert {tag for tag, _ in Elements(page).found} & {"img"} == set()
+    assert page.count("<script") == 2
