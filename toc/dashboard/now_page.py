@@ -8,6 +8,7 @@ from starlette.responses import HTMLResponse, Response
 
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
+from toc.dashboard.watcher import Overview
 
 LATE_S = 1.0  # a job that waits for less is about to start
 OLD_MS = 30_000
@@ -15,11 +16,22 @@ OLD_MS = 30_000
 
 async def show_now(visit: Visit) -> Response:
     """GET /ui/."""
-    overview = await asyncio.to_thread(visit.watcher.look)
-    if overview is None:
-        raise TimeoutError("no server has answered yet")
+    overview = require_overview(await asyncio.to_thread(visit.watcher.look))
     overdue = overview.overdue
     headline = "late" if overdue.late_s > LATE_S else "unknown" if overdue.silent else "fine"
-    is_old = visit.backend.clock.wall_ms() - overview.taken_ms > OLD_MS
-    html = render(visit, "now.html", overview=overview, headline=headline, is_old=is_old)
+    html = render(
+        visit, "now.html", overview=overview, headline=headline, is_old=is_old(visit, overview)
+    )
     return HTMLResponse(html)
+
+
+def require_overview(overview: Overview | None) -> Overview:
+    """Raises TimeoutError for None."""
+    if overview is None:
+        raise TimeoutError("no server has answered yet")
+    return overview
+
+
+def is_old(visit: Visit, overview: Overview) -> bool:
+    """Whether the servers answer so slowly that the page must say it."""
+    return visit.backend.clock.wall_ms() - overview.taken_ms > OLD_MS

@@ -1,8 +1,7 @@
-"""The pages Dead, Recurring, Cluster and Audit."""
+"""The pages Dead and Audit."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,13 +11,9 @@ from starlette.responses import HTMLResponse, Response
 from toc.access.audit_list import list_audit
 from toc.access.authorise import is_allowed
 from toc.access.token_text import is_token_id
-from toc.cluster.roster import read_roster
-from toc.dashboard.actions import said
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
-from toc.errors import ClusterUnavailable
-from toc.http import recurring_calls
 from toc.http.declared import not_allowed
 from toc.http.masks import mask_dead_job
 
@@ -76,32 +71,6 @@ def error_class_of(error: str) -> str:
     line = next(iter(error.strip().splitlines()), "")
     name, colon, _ = line.partition(":")
     return (name if colon and name.replace(".", "").isidentifier() else line)[:80]
-
-
-async def show_recurring(visit: Visit) -> Response:
-    """GET /ui/recurring."""
-    reply = await recurring_calls.list_schedules(visit.backend, visit.call())
-    schedules = reply.document["recurring"]
-    operable = {
-        each["name"]
-        for each in schedules
-        if is_allowed(visit.person, "operate", each["biz_type"], visit.person.tenant)
-    }
-    html = render(visit, "recurring.html", schedules=schedules, operable=operable, said=said(visit))
-    return HTMLResponse(html)
-
-
-async def show_cluster(visit: Visit) -> Response:
-    """GET /ui/cluster: the nodes in ZooKeeper."""
-    settings, members, failure = visit.backend.settings, [], ""
-    if settings.has_cluster:
-        try:
-            members = await asyncio.to_thread(read_roster, settings)
-        except ClusterUnavailable as error:
-            failure = str(error)
-    return HTMLResponse(
-        render(visit, "cluster.html", settings=settings, members=members, failure=failure)
-    )
 
 
 async def show_audit(visit: Visit) -> Response:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route
 
-from toc.dashboard import jobs_pages, now_page, operation_pages, sign_in_page
+from toc.dashboard import (
+    cluster_page,
+    jobs_pages,
+    now_page,
+    operation_pages,
+    reconcile_page,
+    recurring_pages,
+    sign_in_page,
+    sql_page,
+)
 from toc.dashboard.actions import button
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
@@ -20,8 +29,9 @@ PAGES = (
     Page("/ui/jobs/{job_id}", jobs_pages.show_job),
     Page("/ui/types", jobs_pages.show_types),
     Page("/ui/dead", operation_pages.show_dead),
-    Page("/ui/recurring", operation_pages.show_recurring),
-    Page("/ui/cluster", operation_pages.show_cluster),
+    Page("/ui/recurring", recurring_pages.show_recurring),
+    Page("/ui/recurring/{name}", recurring_pages.show_schedule),
+    Page("/ui/cluster", cluster_page.show_cluster),
     Page("/ui/audit", operation_pages.show_audit, "admin"),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
@@ -31,6 +41,10 @@ PAGES = (
     button("/v1/recurring/{name}:pause", "/ui/recurring"),
     button("/v1/recurring/{name}:resume", "/ui/recurring"),
     button("/v1/recurring/{name}:run", "/ui/recurring"),
+    button("/v1/recurring/{name}:backfill", "/ui/recurring/{name}"),
+    Page("/ui/reconcile", reconcile_page.show_reconcile),
+    Page("/ui/sql", sql_page.show_sql, "admin"),
+    Page("/ui/sql", sql_page.run_sql, "admin", "POST"),
     Page("/ui/sign-in", sign_in_page.show_sign_in, None),
     Page("/ui/sign-in", sign_in_page.sign_in, None, "POST"),
     Page("/ui/sign-out", sign_in_page.sign_out, None, "POST"),

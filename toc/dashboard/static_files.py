@@ -17,6 +17,7 @@ _FILES = {
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",
     "vendor/uplot.min.css": "text/css",
+    "answer_chart.js": "text/javascript",
 }
 _YEAR_S = 31_536_000
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from toc.access.authorise import is_allowed
 from toc.access.caller import LOOPBACK_CALLER, Caller, Scope
 from toc.dashboard.proxy_sign_in import identify_by_proxy
 from toc.dashboard.texts import LANGUAGES, Texts
@@ -74,6 +75,10 @@ class Visit:
     def may(self, scope: Scope) -> bool:
         """Whether the person has this scope for any type. The calls themselves check each row."""
         return self.caller is not None and scope in self.caller.scopes
+
+    def may_all(self, scope: Scope) -> bool:
+        """Whether the person has this scope for all types: what concerns jobs of any type asks for it."""
+        return self.caller is not None and is_allowed(self.caller, scope, None, None)
 
     def call(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toc.domain.pauses import PauseInfo
+from toc.node.cluster_state import ClusterState
 from toc.node.health import HealthPart
 from toc.node.status_reader import MostOverdue, StatusReader
 from toc.runtime.clock import Clock
@@ -28,6 +29,7 @@ class Overview:
     parts: Sequence[HealthPart]
     overdue: MostOverdue
     pauses: Sequence[PauseInfo]
+    cluster: ClusterState
 
     @property
     def problems(self) -> list[HealthPart]:
@@ -93,12 +95,13 @@ class Watcher:
         try:
             servers = reader.check_servers()
             duties = reader.check_duties()
+            cluster = reader.read_cluster_state()
         except Exception:
             # What was read before stays, and the page tells how old it is.
             log.exception("the dashboard cannot read the state of toc")
             return
         parts = [*duties.parts, *servers]
-        found = Overview(self._clock.wall_ms(), parts, duties.overdue, duties.pauses)
+        found = Overview(self._clock.wall_ms(), parts, duties.overdue, duties.pauses, cluster)
         with self._lock:
             self._overview = found
             self._news.notify_all()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from toc.center.pause_verbs import PauseVerbs
 from toc.cluster.membership import ClusterView
-from toc.cluster.roster import read_roster
+from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import routing_bits_of
 from toc.domain.pauses import PauseInfo, describe_pause
 from toc.errors import (
@@ -19,6 +19,7 @@ from toc.errors import (
     TimerUnavailable,
     TocError,
 )
+from toc.node.cluster_state import ClusterState, read_cluster_state
 from toc.node.health import (
     FOREIGN_MEANS,
     Health,
@@ -28,6 +29,7 @@ from toc.node.health import (
 )
 from toc.node.limit_use import health_of_limits
 from toc.node.node import Node
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
@@ -78,6 +80,8 @@ class StatusReader:
         self._settings = settings.model_copy(update={"read_timeout_s": read_s})
         self._node = Node(self._settings)  # not started: only its probes and connections are used
         self._types = BizTypeCache(self._node.databases)
+        self._members: Sequence[Member] = ()
+        self._roster_failure = ""
 
     def __enter__(self) -> StatusReader:
         return self
@@ -97,6 +101,18 @@ class StatusReader:
             for part in health.describe_parts(view, None, refusal, None)
         ]
 
+    def read_cluster_state(self) -> ClusterState:
+        """The members and servers, as far as the last `check_servers` found them up."""
+        node = self._node
+        return read_cluster_state(
+            self._members,
+            self._roster_failure,
+            node.databases,
+            node.probes,
+            node.reminders,
+            SystemClock(),
+        )
+
     def check_duties(self) -> Duties:
         """The parts that no node reports: overdue jobs, pauses, reconciliation, foreign members of queues."""
         pauses = self._read_pauses()
@@ -114,14 +130,13 @@ class StatusReader:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
         if not self._settings.has_cluster:
             return None, ""
+        self._members, self._roster_failure = (), ""
         try:
-            return ClusterView(
-                [m.identity for m in read_roster(self._settings)], connected=True
-            ), ""
-        except ClusterUnavailable:
-            return None, ""
-        except SettingsError as error:
-            return None, str(error)
+            self._members = read_roster(self._settings)
+        except (ClusterUnavailable, SettingsError) as error:
+            self._roster_failure = str(error)
+            return None, "" if isinstance(error, ClusterUnavailable) else str(error)
+        return ClusterView([m.identity for m in self._members], connected=True), ""
 
     def _find_most_overdue_job(self) -> MostOverdue:
         databases = self._node.databases

@@ -142,6 +142,11 @@ class WebSettings(_SettingGroup):
         default=True,
         description="true: pages for people at /ui/; they ask for a token as all calls do",
     )
+    sql: bool = Field(
+        default=False,
+        description="true: tokens with the scope admin and all types may run SELECTs of `toc sql` on the "
+        "page SQL; they see rows of all tenants, and payloads",
+    )
     sinks: tuple[str, ...] = Field(
         (),
         description="sinks that tokens of the scope admin may declare over HTTP, as 'webhook:shop' or "
