@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route
 
-from toc.dashboard import jobs_pages, now_page, operation_pages, sign_in_page
+from toc.dashboard import jobs_pages, mass_pages, now_page, operation_pages, sign_in_page
 from toc.dashboard.actions import button
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
@@ -30,6 +30,11 @@ PAGES = (
     button("/v1/recurring/{name}:pause", "/ui/recurring"),
     button("/v1/recurring/{name}:resume", "/ui/recurring"),
     button("/v1/recurring/{name}:run", "/ui/recurring"),
+    Page("/ui/mass_changes", mass_pages.show_changes),
+    Page("/ui/mass_changes/new", mass_pages.show_form, "operate"),
+    Page("/ui/mass_changes", mass_pages.start_change, "operate", "POST"),
+    Page("/ui/mass_changes/{mass_change_id}", mass_pages.show_change),
+    button("/v1/mass_changes/{mass_change_id}:stop", "/ui/mass_changes/{mass_change_id}"),
     Page("/ui/sign-in", sign_in_page.show_sign_in, None),
     Page("/ui/sign-in", sign_in_page.sign_in, None, "POST"),
     Page("/ui/sign-out", sign_in_page.sign_out, None, "POST"),
