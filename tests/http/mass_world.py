@@ -42,6 +42,8 @@ class MassWorld:
         return token
 
     def reset(self) -> None:
+        audits = [server.backend.access.audit for server in self.servers]
+        wait_until(lambda: not any(audit.waiting for audit in audits), "the audit to be written")
         for index, url in enumerate(self.settings.databases):
             shards = self.settings.routing.shards_of_database(index)
             tables = [f"toc_job_{shard:04d}" for shard in shards]

@@ -148,10 +148,6 @@ class _MassRun:
     def _record_end(self) -> None:
         change_id, starter = self._change.mass_change_id, self._starter
         changed, left_alone = self._count_jobs()
-        try:
-            end_mass_change(self._runs.database, change_id, *self._end, changed, left_alone)
-        except TocError as error:
-            log.warning("the end of mass change %s is not written: %s", change_id, error)
         entry = AuditEntry(
             starter.caller, starter.address, "mass_changes.end",
             f"{change_id}: {changed} changed, {left_alone} left alone, of {self._change.chosen}",
@@ -161,3 +157,7 @@ class _MassRun:
             self._runs.access.audit.record(entry)
         except AccessUnavailable as error:
             log.warning("the end of mass change %s is not in the audit: %s", change_id, error)
+        try:
+            end_mass_change(self._runs.database, change_id, *self._end, changed, left_alone)
+        except TocError as error:
+            log.warning("the end of mass change %s is not written: %s", change_id, error)
