@@ -171,7 +171,7 @@ MEANING = {
     "to_status": "the status after",
     "actor": "the name that the caller gave; processes: host:pid",
     "reason": "why",
-    "run_id": "the run of `toc admin` or of `toc reconcile --repair` that changed the job",
+    "run_id": "the mass change, or the run of `toc admin` or `toc reconcile --repair`, that changed the job",
     "related_job_id": "the other job of the event: the copy that replaces a misfit",
     "account": "the database account that wrote the row; the server fills it in",
     "token_id": "the id of the token, as in its text toc_ID_SECRET; audit: NULL: no token was known",
@@ -293,6 +293,7 @@ def tables_markdown() -> str:
         schema.arrival_table(metadata),
         schema.recurring_table(metadata),
         schema.occurrence_table(metadata),
+        schema.mass_change_table(metadata),
     )
     return (
         MADE.format("toc/store/schema.py or tests/tidy/reference_pages.py")
