@@ -19,6 +19,7 @@ KEYS = {
     "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
     "toc_pause": "target", "toc_token": "token_id", "toc_audit": "audit_id", "toc_webhook": "name",
     "toc_arrival": "job_id", "toc_recurring": "name", "toc_occurrence": "name",
+    "toc_mass_change": "mass_change_id",
     VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {

@@ -18,7 +18,9 @@ def test_a_visitor_without_a_token_is_sent_to_the_page_that_asks_for_one(site: S
         for page in PAGES:
             if page.scope is None:
                 continue
-            path = page.path.format(job_id="1", biz_type="mail", name="x")
+            path = page.path.format(
+                job_id="1", biz_type="mail", name="x", mass_change_id="0123456789abcdef"
+            )
             answer = visitor.request(page.method, path, headers=OWN)
             assert answer.status_code == 303, path
             assert answer.headers["location"].partition("?")[0] == "/ui/sign-in"

@@ -104,6 +104,7 @@ MAY_DRAW = {
     "toc/dashboard/sign_in_attempt.py": "the secret of a sign-in, which nobody may guess",
     "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
+    "toc/http/mass_change_calls.py": "the id of a mass change",
     "toc/node/lease_node.py": "hands a Random to the lease server",
     "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
     "toc/node/node.py": "hands a Random to the worker",

@@ -14,6 +14,7 @@ from toc.access.token_text import is_token_id
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
+from toc.domain.mass_change import error_class_of
 from toc.http.declared import not_allowed
 from toc.http.masks import mask_dead_job
 
@@ -45,9 +46,16 @@ async def show_dead(visit: Visit) -> Response:
         for job in jobs
         if is_allowed(caller, "read", job.biz_type, job.tenant)
     ]
+    groups = group_dead(seen)
+    operable = {
+        each.biz_type
+        for each in groups
+        if is_allowed(caller, "operate", each.biz_type, caller.tenant)
+    }
     html = render(
-        visit, "dead.html", groups=group_dead(seen), is_cut=len(jobs) == limit, limit=limit
-    )
+        visit, "dead.html", groups=groups, is_cut=len(jobs) == limit, limit=limit,
+        operable=operable,
+    )  # fmt: skip
     return HTMLResponse(html)
 
 
@@ -64,13 +72,6 @@ def group_dead(jobs: list[DeadJob]) -> list[DeadGroup]:
         for (biz_type, error), found in groups.items()
     ]  # fmt: skip
     return sorted(made, key=lambda group: (-group.count, group.biz_type, group.error))
-
-
-def error_class_of(error: str) -> str:
-    """What stands before the first colon of the first line, as ValueError; else the line, cut off."""
-    line = next(iter(error.strip().splitlines()), "")
-    name, colon, _ = line.partition(":")
-    return (name if colon and name.replace(".", "").isidentifier() else line)[:80]
 
 
 async def show_audit(visit: Visit) -> Response:

@@ -19,6 +19,7 @@ from toc.domain.routing import routing_hash_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.http.database_calls import DatabaseCalls
+from toc.http.mass_runs import MassRuns
 from toc.leases.lease_server import LeaseServer
 from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS = 4  # of the audit, the tokens and the catalogue: they must not wait for those of calls
 EXPLANATIONS_MAX = 4  # at the same time: each opens connections to all servers
+MASS_READS_MAX = 2  # as explanations
 HEALTH_AGE_S_MAX = 2.0
 
 
@@ -48,6 +50,8 @@ class Backend:
         self.catalogue = self._lease_node.catalogue
         self.calls = DatabaseCalls(settings)
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
+        self.mass_reads = asyncio.Semaphore(MASS_READS_MAX)
+        self.mass_runs = MassRuns(settings, self.clock, self.databases[0], self.access)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False
         self.query_callers: set[str] = set()  # people whose statement runs on the page SQL
@@ -91,6 +95,7 @@ class Backend:
             for stop in self._stops:
                 stop()
             self.calls.close()
+            self.mass_runs.stop()
             self.access.stop()
             self._lease_node.stop()
             self.databases.close()

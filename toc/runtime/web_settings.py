@@ -99,6 +99,12 @@ class WebLimitSettings(_SettingGroup):
         le=60,
         description="how long such a call waits for a place among them before it is refused",
     )
+    mass_changes: int = Field(
+        2, ge=1, le=20, description="mass changes that run at once, over all processes, at most"
+    )
+    mass_rate_per_s: int = Field(
+        500, ge=1, le=1_000_000, description="jobs that one mass change may change per second"
+    )
 
 
 class WebSettings(_SettingGroup):

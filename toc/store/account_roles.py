@@ -79,11 +79,13 @@ _WEB: dict[str, Rights] = {
     "toc_pause": (_PAUSES, _PEAKS),
     "toc_token": (_USED_TOKENS,),
     "toc_audit": (_AUDIT,),
+    "toc_mass_change": ("INSERT", "UPDATE", "DELETE"),
 }
 
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    "toc_pause", "toc_token", "toc_audit", "toc_arrival", "toc_recurring", "toc_occurrence", VERSION_TABLE,
+    "toc_pause", "toc_token", "toc_audit", "toc_arrival", "toc_recurring", "toc_occurrence",
+    "toc_mass_change", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {
