@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route
 
-from toc.dashboard import jobs_pages, now_page, operation_pages, sign_in_page
+from toc.dashboard import forecast_page, jobs_pages, now_page, operation_pages, sign_in_page
 from toc.dashboard.actions import button
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
@@ -22,6 +22,7 @@ PAGES = (
     Page("/ui/recurring", operation_pages.show_recurring),
     Page("/ui/cluster", operation_pages.show_cluster),
     Page("/ui/audit", operation_pages.show_audit, "admin"),
+    Page("/ui/forecast", forecast_page.show_forecast),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),
