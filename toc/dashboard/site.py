@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from toc.dashboard import (
     cluster_page,
+    forecast_page,
     jobs_pages,
     mass_pages,
     now_page,
@@ -34,6 +35,7 @@ PAGES = (
     Page("/ui/recurring/{name}", recurring_pages.show_schedule),
     Page("/ui/cluster", cluster_page.show_cluster),
     Page("/ui/audit", operation_pages.show_audit, "admin"),
+    Page("/ui/forecast", forecast_page.show_forecast),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),

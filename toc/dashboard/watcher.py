@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from toc.dashboard.due_reader import DueReader
 from toc.domain.pauses import PauseInfo
 from toc.node.cluster_state import ClusterState
 from toc.node.health import HealthPart
@@ -38,7 +39,10 @@ class Overview:
 
 
 class Watcher:
-    """Has the newest Overview. Its thread starts with a visit, and ends when nobody looks any more."""
+    """Has the newest Overview. Its thread starts with a visit, and ends when nobody looks any more.
+
+    due: has the newest forecast.
+    """
 
     def __init__(self, settings: Settings, clock: Clock, refresh_s: float = REFRESH_S) -> None:
         self._settings, self._clock, self._refresh_s = settings, clock, refresh_s
@@ -48,6 +52,7 @@ class Watcher:
         self._last_visit_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self.due = DueReader(settings, clock)
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> Overview | None:
         """The newest Overview; waits for the first one. None: it did not come in time. Blocks."""
@@ -63,7 +68,8 @@ class Watcher:
             return self._overview
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
+        self.due.stop()
         self._stop.set()
         thread = self._thread
         if thread is not None:
