@@ -33,8 +33,10 @@ from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
 from toc.store.due_pages import DuePages, DueRow, TypesExcept
 from toc.store.nightly_status import read_nightly_status
+from toc.store.overdue_count import OverdueCount, count_overdue_rows
 from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema import job_table_name
+from toc.timer.activity import ActivityReader, ActivityStore, MinuteActivity
 from toc.timer.foreign_members import format_members
 from toc.timer.reminders import Reminders
 
@@ -78,6 +80,9 @@ class StatusReader:
         self._settings = settings.model_copy(update={"read_timeout_s": read_s})
         self._node = Node(self._settings)  # not started: only its probes and connections are used
         self._types = BizTypeCache(self._node.databases)
+        self._activity: ActivityReader | None = None
+        if (reminders := self._node.reminders) is not None:
+            self._activity = ActivityReader(ActivityStore(reminders, settings.namespace))
 
     def __enter__(self) -> StatusReader:
         return self
@@ -109,6 +114,31 @@ class StatusReader:
         with suppress(TimerUnavailable):  # the part "redis" reports it
             found += check_foreign_members(self._settings, self._node.reminders)
         return Duties(found, overdue, pauses)
+
+    def read_activity(self, minutes: int) -> list[MinuteActivity] | None:
+        """What all processes have counted in the last minutes. None: there is no Redis, or no answer."""
+        if self._activity is None:
+            return None
+        try:
+            return self._activity.read_last(minutes)
+        except TimerUnavailable:
+            return None
+
+    def count_overdue(self, late_ms: int) -> OverdueCount | None:
+        """The live rows that are due for longer than `late_ms`. None: a database does not answer."""
+        databases = self._node.databases
+        if any(map(self._probe_failed, databases)):
+            return None
+        try:
+            with ThreadPoolExecutor(PARALLEL_MAX) as pool:
+                counts = list(
+                    pool.map(
+                        lambda each: count_overdue_rows(each, each.now_ms() - late_ms), databases
+                    )
+                )
+        except TocError:
+            return None
+        return OverdueCount(sum(it.rows for it in counts), any(it.is_at_least for it in counts))
 
     def _read_cluster_view(self) -> tuple[ClusterView | None, str]:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
