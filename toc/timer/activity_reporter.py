@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from toc.timer.timer_server import TimerServer
 
 PERIOD_MS = 5000
+WAIT_S_MIN = 1.0
 MARKS_MAX = 20  # marks that wait for Redis, and those that were sent and must not be sent again
 MINUTE_MS = 60_000
 
@@ -56,7 +57,7 @@ class ActivityReporter(Service):
     def run_once(self) -> float:
         """Reports, and returns the seconds until the next full multiple of the period."""
         self.report()
-        return (PERIOD_MS - self._clock.wall_ms() % PERIOD_MS) / 1000
+        return max(WAIT_S_MIN, (PERIOD_MS - self._clock.wall_ms() % PERIOD_MS) / 1000)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """Ends the thread; the last counts are sent if Redis answered before."""
