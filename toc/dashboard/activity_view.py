@@ -141,18 +141,23 @@ def _only_readable(
     return MinuteActivity(minute.minute, minute.reports, types, minute.stages, minute.marks)
 
 
-def _rates(minutes: Sequence[MinuteActivity], name: str | None = None) -> Rates | None:
-    """The rates of the minutes of which something is known. name: of this type alone."""
+def _rates(minutes: Sequence[MinuteActivity]) -> Rates | None:
+    """The rates of all types, over the minutes of which something is known."""
     known = [each for each in minutes if each.reports]
     if not known:
         return None
-    total, seconds = TypeActivity(), 60 * len(known)
-    for biz_type, jobs in sum_types(known).items():
-        if name is None or biz_type == name:
-            for kind in TypeActivity.__slots__:
-                setattr(total, kind, getattr(total, kind) + getattr(jobs, kind))
-    counts = (total.scheduled, total.ended, total.failed, total.dead, total.cancelled)
-    return Rates(*(count / seconds for count in counts))
+    return _rates_of([jobs for each in known for jobs in each.types.values()], len(known))
+
+
+def _rates_of(counted: Sequence[TypeActivity], minutes: int) -> Rates:
+    seconds = 60 * minutes
+    return Rates(
+        sum([jobs.scheduled for jobs in counted]) / seconds,
+        sum([jobs.ended for jobs in counted]) / seconds,
+        sum([jobs.failed for jobs in counted]) / seconds,
+        sum([jobs.dead for jobs in counted]) / seconds,
+        sum([jobs.cancelled for jobs in counted]) / seconds,
+    )
 
 
 def _quantiles(
@@ -179,7 +184,7 @@ def _type_rows(
     may_read: Callable[[str | None], bool],
 ) -> list[TypeRow]:
     """The types with most jobs in the hour, and those that are paused."""
-    hour = sum_types(full)
+    hour, lately, nothing = sum_types(full), sum_types(recent), TypeActivity()
     paused_types = {
         name
         for pause in pauses
@@ -192,15 +197,15 @@ def _type_rows(
         {*hour, *paused_types} - {""},
         key=lambda name: (
             name not in paused_types,
-            -hour[name].scheduled - hour[name].ended if name in hour else 0,
+            -hour.get(name, nothing).scheduled - hour.get(name, nothing).ended,
             name,
         ),
     )
     return [
         TypeRow(
             name,
-            _rates(recent, name) or Rates(0, 0, 0, 0, 0),
-            hour[name].dead if name in hour else 0,
+            _rates_of([lately.get(name, nothing)], max(1, len(recent))),
+            hour.get(name, nothing).dead,
             all_paused or name in paused_types,
         )
         for name in names[:TYPES_SHOWN_MAX]

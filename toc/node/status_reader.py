@@ -45,6 +45,7 @@ FOREIGN_PER_QUEUE = 20  # the first members of each queue are read
 PAUSED_TYPES_MAX = (
     100  # paused types that are left out, to find the most overdue job of another type
 )
+OVERDUE_ROWS_MAX = 1000  # overdue rows that are counted in a shard
 LATE_S = 5.0  # more than the scanner's grace and tick, after which no row should be left
 
 
@@ -131,11 +132,7 @@ class StatusReader:
             return None
         try:
             with ThreadPoolExecutor(PARALLEL_MAX) as pool:
-                counts = list(
-                    pool.map(
-                        lambda each: count_overdue_rows(each, each.now_ms() - late_ms), databases
-                    )
-                )
+                counts = list(pool.map(lambda each: _count_overdue(each, late_ms), databases))
         except TocError:
             return None
         return OverdueCount(sum(it.rows for it in counts), any(it.is_at_least for it in counts))
@@ -239,6 +236,10 @@ class StatusReader:
         """Whether the probe found this database down. False while its first question is open."""
         probe = self._node.probes[database.index]
         return probe.first_ask_done.is_set() and not probe.current_result.up
+
+
+def _count_overdue(database: Database, late_ms: int) -> OverdueCount:
+    return count_overdue_rows(database, database.now_ms() - late_ms, OVERDUE_ROWS_MAX)
 
 
 def health_of_pauses(pauses: Sequence[PauseInfo]) -> Iterator[HealthPart]:

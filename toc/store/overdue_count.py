@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, bindparam, literal_column, select
+from sqlalchemy import Integer, Select, bindparam, literal_column, select
 
 from toc.store.column_types import DatetimeAsMillis
 from toc.store.compiled_statement import CompiledStatement
@@ -12,12 +12,10 @@ from toc.store.databases import Database
 from toc.store.due_pages import SHARDS_PER_QUERY_MAX
 from toc.store.schema import JOB
 
-ROWS_PER_SHARD_MAX = 1000
-
 _OVERDUE: Select[Any] = (
     select(literal_column("1"))
     .where(JOB.c.due_time <= bindparam("until_ms", type_=DatetimeAsMillis))
-    .limit(literal_column(str(ROWS_PER_SHARD_MAX)))
+    .limit(bindparam("rows_max", type_=Integer))
 )
 
 
@@ -28,14 +26,19 @@ class OverdueCount(NamedTuple):
     is_at_least: bool
 
 
-def count_overdue_rows(database: Database, until_ms: int) -> OverdueCount:
-    """The live rows of a database that are due until then. Raises StoreUnavailable."""
+def count_overdue_rows(database: Database, until_ms: int, rows_max: int) -> OverdueCount:
+    """The live rows of a database that are due until then, up to `rows_max` of each shard.
+
+    Raises StoreUnavailable.
+    """
     compiled, counts = CompiledStatement(_OVERDUE, database.engine.dialect), list[int]()
     shards = list(database.shards)
     for at in range(0, len(shards), SHARDS_PER_QUERY_MAX):
         columns, arguments = list[str](), list[Any]()
         for shard in shards[at : at + SHARDS_PER_QUERY_MAX]:
-            statement = compiled.bind(database.job_table_name(shard), until_ms=until_ms)
+            statement = compiled.bind(
+                database.job_table_name(shard), until_ms=until_ms, rows_max=rows_max
+            )
             columns.append(f"(SELECT COUNT(*) FROM ({statement.text}) AS overdue)")  # noqa: S608 - compiled
             arguments += statement.values
         text, values = f"SELECT {', '.join(columns)}", tuple(arguments)
@@ -44,4 +47,4 @@ def count_overdue_rows(database: Database, until_ms: int) -> OverdueCount:
                 text, values
             ).one()
         )
-    return OverdueCount(sum(counts), any(count >= ROWS_PER_SHARD_MAX for count in counts))
+    return OverdueCount(sum(counts), any(count >= rows_max for count in counts))

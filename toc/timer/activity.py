@@ -177,8 +177,11 @@ def sum_types(activity: Sequence[MinuteActivity]) -> dict[str, TypeActivity]:
     for each in activity:
         for name, jobs in each.types.items():
             into = total.setdefault(name, TypeActivity())
-            for kind in TypeActivity.__slots__:
-                setattr(into, kind, getattr(into, kind) + getattr(jobs, kind))
+            into.scheduled += jobs.scheduled
+            into.done += jobs.done
+            into.failed += jobs.failed
+            into.dead += jobs.dead
+            into.cancelled += jobs.cancelled
     return total
 
 
