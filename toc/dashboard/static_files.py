@@ -15,6 +15,7 @@ _FILES = {
     "app.css": "text/css",
     "app.js": "text/javascript",
     "forecast.js": "text/javascript",
+    "charts.js": "text/javascript",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",
     "vendor/uplot.min.css": "text/css",
