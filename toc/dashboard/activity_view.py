@@ -39,7 +39,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeRow:
+class TypeRates:
     """A type in the last minutes; dead: its jobs that died in the hour."""
 
     name: str
@@ -83,7 +83,7 @@ class ActivityView:
     last: Rates | None
     recent: Rates | None
     stages: Sequence[StageRow]
-    types: Sequence[TypeRow]
+    types: Sequence[TypeRates]
     minutes: Sequence[MinuteRow]
     marks: Sequence[Mark]
     rates_chart: str
@@ -182,7 +182,7 @@ def _type_rows(
     recent: Sequence[MinuteActivity],
     pauses: Sequence[PauseInfo],
     may_read: Callable[[str | None], bool],
-) -> list[TypeRow]:
+) -> list[TypeRates]:
     """The types with most jobs in the hour, and those that are paused."""
     hour, lately, nothing = sum_types(full), sum_types(recent), TypeActivity()
     paused_types = {
@@ -202,7 +202,7 @@ def _type_rows(
         ),
     )
     return [
-        TypeRow(
+        TypeRates(
             name,
             _rates_of([lately.get(name, nothing)], max(1, len(recent))),
             hour.get(name, nothing).dead,

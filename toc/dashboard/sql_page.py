@@ -48,7 +48,7 @@ ACTION = "sql.run"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SqlQuestion:
     """What a person asks: a statement with the values of its @names."""
 
     statement: str
@@ -113,7 +113,7 @@ def _require_rights(visit: Visit) -> None:
         raise not_allowed("admin")
 
 
-def _read_question(visit: Visit, statement: str) -> Question:
+def _read_question(visit: Visit, statement: str) -> SqlQuestion:
     """Raises InvalidInput."""
     if not 0 < len(statement) <= STATEMENT_CHARS_MAX:
         rule = f"must have 1 to {STATEMENT_CHARS_MAX} characters"
@@ -126,10 +126,10 @@ def _read_question(visit: Visit, statement: str) -> Question:
     for name, value in values.items():
         if len(value) > VALUE_CHARS_MAX:
             raise InvalidInput(name, value[:80], f"must have at most {VALUE_CHARS_MAX} characters")
-    return Question(statement, values)
+    return SqlQuestion(statement, values)
 
 
-async def _run_audited(visit: Visit, question: Question) -> QueryResult:
+async def _run_audited(visit: Visit, question: SqlQuestion) -> QueryResult:
     """Runs the statement; its entries have their places in the audit before.
 
     Raises InvalidInput, QueryFailed, HttpProblem.
@@ -193,7 +193,7 @@ async def _run_alone(visit: Visit, work: Callable[[], T]) -> T:
     return await asyncio.shield(task)
 
 
-def _run(question: Question, settings: Settings) -> QueryResult:
+def _run(question: SqlQuestion, settings: Settings) -> QueryResult:
     """Raises InvalidInput and QueryFailed. Blocks."""
     plan = plan_query(question.statement, question.values)
     time_s = settings.web.limits.call_s * TIME_PART
