@@ -17,7 +17,7 @@ from tests.worker.waiting import wait_until
 from toc.access.audit_list import list_audit
 from toc.admin.expression_parser import ResultColumn
 from toc.admin.ready_queries import ready_queries
-from toc.dashboard.sql_page import ROWS_MAX, Chart, Question, choose_chart
+from toc.dashboard.sql_page import ROWS_MAX, Chart, SqlQuestion, choose_chart
 
 HOSTILE = "<img src=x onerror=alert(1)>'><script>alert(2)</script>"
 SLOW = "SELECT COUNT(*) FROM toc_jobs a CROSS JOIN toc_jobs b CROSS JOIN toc_jobs c CROSS JOIN toc_jobs d"
@@ -154,7 +154,7 @@ def test_each_run_stands_in_the_audit_with_its_text(world: Site, admin: httpx.Cl
         ),
         "the entries in the audit", 60,
     )  # fmt: skip
-    parts = Question(long, {}).audit_texts
+    parts = SqlQuestion(long, {}).audit_texts
     assert [part[:5] for part in parts] == ["1/2: ", "2/2: "]
     assert "".join(part[5:] for part in parts) == long
 
