@@ -59,7 +59,7 @@ def chart_of(page: str) -> dict[str, list[float]]:
     """The values of the lines of the charts, by their labels; of a label in both charts, the first one."""
     (text,) = (attrs["data-chart"] for _, attrs in Elements(page).found if "data-chart" in attrs)
     found = json.loads(text or "")
-    lines = [line for chart in found["charts"] for line in chart]
+    lines = [line for chart in found["charts"] for line in chart["lines"]]
     assert all(len(line["values"]) == len(found["edges"]) - 1 for line in lines)
     return {line["label"]: line["values"] for line in reversed(lines)}
 
@@ -78,10 +78,10 @@ def test_what_is_due_is_shown_by_type(admin: httpx.Client, span: str) -> None:
 
 def test_a_capacity_that_is_too_small_is_told_in_a_sentence(admin: httpx.Client) -> None:
     page = show(admin, capacity="0.5")
-    assert "jobs are due at once" in page or "jobs a minute are due" in page
+    assert "jobs wait at once" in page or "jobs a minute are due" in page
     assert "and 30 a minute can be done" in page
     late = chart_of(page)["Late, minutes"]
-    # About 241 jobs, 30 a minute, all due within two minutes.
+    # About 241 jobs, 30 a minute, due within two minutes.
     assert max(late) == pytest.approx(8, abs=1.5)
     assert "No job will be late" in show(admin, capacity="1000")
 

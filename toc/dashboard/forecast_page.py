@@ -14,7 +14,7 @@ from toc.access.caller import Caller
 from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.forecast_question import SPANS, Question, parse_question
 from toc.dashboard.forecast_view import make_view
-from toc.dashboard.render import fill, jobs_text, moment, render
+from toc.dashboard.render import fill, jobs_text, minute, render
 from toc.dashboard.visit import Visit
 from toc.domain.declared_type import DeclaredType
 from toc.domain.fluid_queue import value_at
@@ -111,7 +111,7 @@ def sentences_of(
             found.append(
                 fill(
                     visit.texts["forecast_paused"], type=name, jobs=jobs_text(waiting),
-                    until=moment(round(gate.closed_until_ms)), over=moment(round(period.over_ms)),
+                    until=minute(gate.closed_until_ms), over=minute(period.over_ms),
                     late=visit.texts.duration(period.worst_late_ms / 1000),
                 )
             )  # fmt: skip
@@ -128,8 +128,8 @@ def _late_sentence(
 ) -> Markup:
     key = keys[period.due_per_min == float("inf")]
     return fill(
-        visit.texts[key], begin=moment(round(period.begin_ms)), jobs=jobs_text(period.jobs),
+        visit.texts[key], begin=minute(period.begin_ms), jobs=jobs_text(period.jobs),
         due=jobs_text(period.due_per_min), capacity=jobs_text((per_s or 0.0) * 60),
         late=visit.texts.duration(period.worst_late_ms / 1000),
-        at=moment(round(period.worst_done_ms)), over=moment(round(period.over_ms)), **values,
+        at=minute(period.worst_done_ms), over=minute(period.over_ms), **values,
     )  # fmt: skip

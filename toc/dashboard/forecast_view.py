@@ -70,7 +70,7 @@ class ForecastView:
         return max((row.due for row in self.rows), default=0.0)
 
     def chart(self, labels: Mapping[str, str]) -> str:
-        """The lines of the chart as JSON: times in s, and each line with its label and values."""
+        """The charts as JSON: the edges in s, and each line with its label and values."""
         rows = self.rows
         lines: list[tuple[str, str, list[float | None]]] = [
             ("due", labels["due"], [row.due for row in rows])
@@ -89,13 +89,14 @@ class ForecastView:
             late.append(
                 ("what-if", labels["what_if"], [_minutes(row.what_if_late_ms) for row in rows])
             )
-        charts = [_chart(lines)]
+        charts = [{"unit": labels["jobs"], "lines": _lines(lines)}]
         if any(value is not None for _, _, values in late for value in values):
-            charts.append(_chart(late))
-        return json.dumps({"edges": [edge // 1000 for edge in self.edges_ms], "charts": charts})
+            charts.append({"unit": labels["late"], "lines": _lines(late)})
+        edges = [edge // 1000 for edge in self.edges_ms]
+        return json.dumps({"time": labels["time"], "edges": edges, "charts": charts})
 
 
-def _chart(lines: Sequence[tuple[str, str, list[float | None]]]) -> list[dict[str, object]]:
+def _lines(lines: Sequence[tuple[str, str, list[float | None]]]) -> list[dict[str, object]]:
     return [
         {"kind": kind, "label": label, "values": [_rounded(value) for value in values]}
         for kind, label, values in lines
