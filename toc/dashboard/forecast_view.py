@@ -36,7 +36,7 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeRow:
+class ForecastTypeRow:
     """A type: jobs that are due now, in the next hour, day and month. late_ms: by its own limit or pause."""
 
     name: str
@@ -57,7 +57,7 @@ class ForecastView:
 
     rows: Sequence[ForecastRow]
     columns: Sequence[str]
-    types: Sequence[TypeRow]
+    types: Sequence[ForecastTypeRow]
     more_types: int
     overdue: float
     edges_ms: Sequence[int]
@@ -193,7 +193,7 @@ def _rows_of_types(
     due: Mapping[str, Sequence[float]],
     gates: Mapping[str, TypeGate],
     forecast: Forecast,
-) -> list[TypeRow]:
+) -> list[ForecastTypeRow]:
     late = forecast.late_types
     ends = [grid.begin_ms + length_ms for _, length_ms in _SPANS_MS.values()]
     rows = []
@@ -203,5 +203,5 @@ def _rows_of_types(
         )
         late_ms = late[name].worst_late_ms if name in late else 0.0
         gate = gates.get(name, TypeGate())
-        rows.append(TypeRow(name, counts[0], hour, day, month, gate, late_ms))
+        rows.append(ForecastTypeRow(name, counts[0], hour, day, month, gate, late_ms))
     return sorted(rows, key=lambda row: (-row.late_ms, -row.month - row.overdue, row.name))
