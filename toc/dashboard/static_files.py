@@ -14,6 +14,7 @@ from starlette.responses import Response
 _FILES = {
     "app.css": "text/css",
     "app.js": "text/javascript",
+    "charts.js": "text/javascript",
     "forecast.js": "text/javascript",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",

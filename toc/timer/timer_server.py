@@ -116,6 +116,10 @@ class TimerServer:
         """Calls scripts that belong to no slot; a failed call has its error in place of its answer."""
         return self._checked_scripts().call_scripts(calls)
 
+    def send_commands(self, commands: Sequence[RedisCommand]) -> list[Any]:
+        """Sends commands that belong to no slot; a failed one has its error in place of its answer."""
+        return self._checked_scripts().nodes.send_commands(commands)
+
     # ---- inside
 
     def _call_reading_script(
