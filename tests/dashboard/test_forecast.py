@@ -6,6 +6,8 @@ import html
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
@@ -15,17 +17,24 @@ import pytest
 
 from tests.dashboard.site_world import HOUR, Elements, Site, open_site, token_of
 from tests.http.served_world import make_settings
+from tests.servers.endpoint import Endpoint
+from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.due_reader import WATCHED_S, DueReader, DueRounds
-from toc.dashboard.forecast_page import gates_of
+from toc.dashboard.forecast_page import Capacity, capacity_of, gates_of
+from toc.dashboard.forecast_question import Question
 from toc.domain.declared_type import DeclaredType
+from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate
 from toc.domain.pauses import PauseInfo
 from toc.runtime.clock import SystemClock
 from toc.store.databases import Databases
 from toc.testing import TestClock
+from toc.timer.activity import ActivityStore
+from toc.timer.reminders import Reminders
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{type}{0}"
 MAILS, CLOSES = 200, 40
+EMPTY = DueOutlook(0, make_grid(0), {}, 4, 4, 0, 0, 0, 0, 0, 0, 0, [], [], {})
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +129,31 @@ def test_limits_and_pauses_that_hold_types_back(site: Site) -> None:
     assert {gate.closed_until_ms for gate in found.values()} == {inf}
 
 
+def test_the_most_that_was_done_is_the_capacity_unless_one_is_given() -> None:
+    outlook = replace(EMPTY, done_per_min={"": 120, "mail": 90})
+    assert capacity_of(Question(), outlook) == Capacity(2.0, is_measured=True)
+    assert capacity_of(Question(capacity_per_s=9.0), outlook) == Capacity(9.0, is_measured=False)
+    assert capacity_of(Question(), EMPTY) is None
+
+
+def test_a_measured_capacity_is_only_a_hint(
+    admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(admin)
+    look = DueReader.look
+
+    def look_with_capacity(reader: DueReader) -> DueOutlook | None:
+        found = look(reader)
+        return found and replace(found, done_per_min={"": 30, "mail": 12})
+
+    monkeypatch.setattr(DueReader, "look", look_with_capacity)
+    page = show(admin)
+    assert "More is due than was ever done in the last 24 hours" in page
+    assert "at most 30 were done in a minute" in page
+    assert '<td class="number">12</td>' in page
+    assert "at most 30 were done in a minute" not in show(admin, capacity="1000")
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [
@@ -209,3 +243,19 @@ def test_a_round_reads_some_shards_and_all_in_turn(tmp_path: Path) -> None:
         assert rounds.is_complete
     finally:
         databases.close()
+
+
+def test_the_most_that_was_done_comes_from_redis(tmp_path: Path, redis_server: Endpoint) -> None:
+    settings = make_settings(tmp_path, redis_server.url)
+    with closing(Reminders.from_settings(settings, SystemClock())) as redis:
+        store = ActivityStore(redis, settings.namespace)
+        now = store.now_minute()
+        store.add(now - 600, {"reports": 1, "done:mail": 70, "dead:mail": 5, "done:sms": 20})
+        store.add(now - 300, {"reports": 1, "done:mail": 50, "done:sms": 60})
+    reader = DueReader(settings, SystemClock())
+    try:
+        found = reader.look(60)
+    finally:
+        reader.stop()
+    assert found is not None
+    assert found.done_per_min == {"mail": 75, "sms": 60, "": 110}

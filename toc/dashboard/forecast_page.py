@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
@@ -27,6 +28,14 @@ from toc.runtime.settings import Settings
 SENTENCES_MAX = 5  # about types
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Jobs a second that all workers can do. is_measured: the most that were done; more may be possible."""
+
+    per_s: float
+    is_measured: bool
+
+
 async def show_forecast(visit: Visit) -> Response:
     """GET /ui/forecast?span=&capacity=&type=&pause_until=&rate=."""
     outlook = await asyncio.to_thread(visit.watcher.due.look)
@@ -43,8 +52,10 @@ async def show_forecast(visit: Visit) -> Response:
     except InvalidInput as error:
         refused = str(error)
     gates = gates_of(names, declared, outlook.pauses, visit.backend.settings)
-    capacity = question.capacity_per_s if sees_all else None
-    view = await asyncio.to_thread(make_view, outlook, due, gates, question, capacity)
+    capacity = capacity_of(question, outlook) if sees_all else None
+    view = await asyncio.to_thread(
+        make_view, outlook, due, gates, question, None if capacity is None else capacity.per_s
+    )
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,
@@ -53,6 +64,14 @@ async def show_forecast(visit: Visit) -> Response:
         else sentences_of(visit, view.what_if, view.what_if_gates, capacity),
     )  # fmt: skip
     return HTMLResponse(html)
+
+
+def capacity_of(question: Question, outlook: DueOutlook) -> Capacity | None:
+    """What the address says; else the most that was done in a minute of a day; None: not known."""
+    if question.capacity_per_s is not None:
+        return Capacity(question.capacity_per_s, is_measured=False)
+    most = outlook.done_per_min.get("", 0)
+    return Capacity(most / 60, is_measured=True) if most else None
 
 
 def readable_types(visit: Visit) -> set[str]:
@@ -97,13 +116,15 @@ def gates_of(
 
 
 def sentences_of(
-    visit: Visit, forecast: Forecast, gates: Mapping[str, TypeGate], capacity_per_s: float | None
+    visit: Visit, forecast: Forecast, gates: Mapping[str, TypeGate], capacity: Capacity | None
 ) -> list[Markup]:
     """Where it will be late, in words."""
     found = []
-    if forecast.late_period is not None:
-        keys = "forecast_late", "forecast_late_at_once"
-        found.append(_late_sentence(visit, keys, forecast.late_period, capacity_per_s))
+    if forecast.late_period is not None and capacity is not None:
+        keys = ("forecast_late", "forecast_late_at_once")
+        if capacity.is_measured:
+            keys = ("forecast_measured_late", "forecast_measured_late_at_once")
+        found.append(_late_sentence(visit, keys, forecast.late_period, capacity.per_s))
     for name, period in list(forecast.late_types.items())[:SENTENCES_MAX]:
         gate = gates[name]
         if gate.closed_until_ms:
