@@ -6,6 +6,7 @@ import html
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
@@ -15,9 +16,13 @@ import pytest
 
 from tests.dashboard.site_world import HOUR, Elements, Site, open_site, token_of
 from tests.http.served_world import make_settings
+from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.due_reader import WATCHED_S, DueReader, DueRounds
 from toc.dashboard.forecast_page import gates_of
+from toc.dashboard.forecast_question import Question
+from toc.dashboard.forecast_view import ForecastView, ForecastViews, make_view
 from toc.domain.declared_type import DeclaredType
+from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate
 from toc.domain.pauses import PauseInfo
 from toc.runtime.clock import SystemClock
@@ -26,6 +31,7 @@ from toc.testing import TestClock
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{type}{0}"
 MAILS, CLOSES = 200, 40
+EMPTY = DueOutlook(0, make_grid(0), {}, 4, 4, 0, 0, 0, 0, 0, 0, 0, [], [])
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +177,22 @@ def test_the_page_is_there_while_nothing_was_read(
     page = admin.get("/ui/forecast")
     assert page.status_code == 200
     assert "shards are being read" in page.text
+
+
+def test_viewers_who_ask_the_same_share_a_view() -> None:
+    views, made = ForecastViews(), []
+
+    def make() -> ForecastView:
+        made.append(1)
+        return make_view(outlook, {}, {}, Question(), None)
+
+    outlook = EMPTY
+    first = views.get(outlook, "a", make)
+    assert views.get(outlook, "a", make) is first
+    views.get(outlook, "b", make)
+    assert len(made) == 2
+    outlook = replace(EMPTY, taken_ms=1)
+    assert views.get(outlook, "a", make) is not first
 
 
 def threads() -> set[threading.Thread]:

@@ -17,6 +17,7 @@ from toc.dashboard.due_outlook import (
     read_occurrences,
     shares_of_types,
 )
+from toc.dashboard.forecast_view import ForecastViews
 from toc.domain.due_grid import DueGrid, make_grid
 from toc.errors import NotFound, TocError
 from toc.runtime.clock import Clock
@@ -55,6 +56,7 @@ class DueReader:
         self._last_visit_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self.views = ForecastViews()
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> DueOutlook | None:
         """The newest outlook; waits for the first one. None: it did not come in time. Blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -44,7 +45,10 @@ async def show_forecast(visit: Visit) -> Response:
         refused = str(error)
     gates = gates_of(names, declared, outlook.pauses, visit.backend.settings)
     capacity = question.capacity_per_s if sees_all else None
-    view = await asyncio.to_thread(make_view, outlook, due, gates, question, capacity)
+    caller = visit.person
+    key = (caller.tenant, caller.biz_types, question, capacity, tuple(gates.items()))
+    make = functools.partial(make_view, outlook, due, gates, question, capacity)
+    view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,
