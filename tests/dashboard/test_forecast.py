@@ -22,6 +22,7 @@ from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.due_reader import WATCHED_S, DueReader, DueRounds
 from toc.dashboard.forecast_page import Capacity, capacity_of, gates_of
 from toc.dashboard.forecast_question import Question
+from toc.dashboard.forecast_view import ForecastView, ForecastViews, make_view
 from toc.domain.declared_type import DeclaredType
 from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate
@@ -205,6 +206,22 @@ def test_the_page_is_there_while_nothing_was_read(
     page = admin.get("/ui/forecast")
     assert page.status_code == 200
     assert "shards are being read" in page.text
+
+
+def test_viewers_who_ask_the_same_share_a_view() -> None:
+    views, made = ForecastViews(), []
+
+    def make() -> ForecastView:
+        made.append(1)
+        return make_view(outlook, {}, {}, Question(), None)
+
+    outlook = EMPTY
+    first = views.get(outlook, "a", make)
+    assert views.get(outlook, "a", make) is first
+    views.get(outlook, "b", make)
+    assert len(made) == 2
+    outlook = replace(EMPTY, taken_ms=1)
+    assert views.get(outlook, "a", make) is not first
 
 
 def threads() -> set[threading.Thread]:

@@ -18,6 +18,7 @@ from toc.dashboard.due_outlook import (
     read_occurrences,
     shares_of_types,
 )
+from toc.dashboard.forecast_view import ForecastViews
 from toc.domain.due_grid import DueGrid, make_grid
 from toc.errors import NotFound, TimerUnavailable, TocError
 from toc.runtime.clock import Clock
@@ -59,6 +60,7 @@ class DueReader:
         self._last_visit_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self.views = ForecastViews()
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> DueOutlook | None:
         """The newest outlook; waits for the first one. None: it did not come in time. Blocks."""

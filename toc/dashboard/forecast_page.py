@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,11 @@ async def show_forecast(visit: Visit) -> Response:
         refused = str(error)
     gates = gates_of(names, declared, outlook.pauses, visit.backend.settings)
     capacity = capacity_of(question, outlook) if sees_all else None
-    view = await asyncio.to_thread(
-        make_view, outlook, due, gates, question, None if capacity is None else capacity.per_s
-    )
+    per_s = None if capacity is None else capacity.per_s
+    caller = visit.person
+    key = (caller.tenant, caller.biz_types, question, per_s, tuple(gates.items()))
+    make = functools.partial(make_view, outlook, due, gates, question, per_s)
+    view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,

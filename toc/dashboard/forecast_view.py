@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from toc.domain.forecast import Forecast, TypeGate, make_forecast
 
 LINES_MAX = 4  # types with a column of their own
 TYPES_MAX = 50
+VIEWS_MAX = 100
 _SPANS_MS = {"hour": (MINUTE_MS, HOUR_MS), "day": (HOUR_MS, DAY_MS), "month": (DAY_MS, 30 * DAY_MS)}
 
 
@@ -205,3 +207,27 @@ def _rows_of_types(
         gate = gates.get(name, TypeGate())
         rows.append(ForecastTypeRow(name, counts[0], hour, day, month, gate, late_ms))
     return sorted(rows, key=lambda row: (-row.late_ms, -row.month - row.overdue, row.name))
+
+
+class ForecastViews:
+    """The views of the newest outlook: viewers who ask the same get the same one. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outlook: DueOutlook | None = None
+        self._views: dict[Hashable, ForecastView] = {}
+
+    def get(
+        self, outlook: DueOutlook, key: Hashable, make: Callable[[], ForecastView]
+    ) -> ForecastView:
+        """The view of a key, which says all that it depends on except the outlook."""
+        with self._lock:
+            if self._outlook is not outlook or len(self._views) >= VIEWS_MAX:
+                self._outlook, self._views = outlook, {}
+            found = self._views.get(key)
+        if found is None:
+            found = make()
+            with self._lock:
+                if self._outlook is outlook:
+                    self._views[key] = found
+        return found
