@@ -7,11 +7,14 @@ function showLocalTimes(root) {
   const format = new Intl.DateTimeFormat(document.documentElement.lang, {
     dateStyle: "medium", timeStyle: "medium",
   });
+  const toMinute = new Intl.DateTimeFormat(document.documentElement.lang, {
+    dateStyle: "medium", timeStyle: "short",
+  });
   for (const time of root.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime);
     if (Number.isNaN(at.valueOf())) continue;
     time.title = at.toISOString().replace("T", " ").replace("Z", " UTC");
-    time.textContent = format.format(at);
+    time.textContent = (time.className === "minute" ? toMinute : format).format(at);
   }
 }
 
