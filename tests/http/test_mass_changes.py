@@ -13,6 +13,10 @@ from tests.cli.processes import Process
 from tests.http.mass_world import MassWorld, open_mass_world
 from tests.http.served_world import revoke_token
 from tests.worker.waiting import wait_until
+from toc.admin.bulk_changes import open_bulk_changes
+from toc.admin.bulk_run import BulkRunProgress
+from toc.admin.mass_jobs import choose_mass_jobs, make_request
+from toc.domain.mass_change import JobSelection
 from toc.store import mass_change_rows
 
 
@@ -261,6 +265,21 @@ def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
     change = world.wait_for(change_id)
     assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
     assert change["changed"] < 100
+
+
+def test_a_job_that_died_again_since_the_choice_is_left_alone(world: MassWorld) -> None:
+    again, other = world.make_dead(2)
+    progress = BulkRunProgress()
+    with open_bulk_changes(world.settings) as changes:
+        jobs = JobSelection("mail", None, changes.now_ms)
+        chosen = choose_mass_jobs(changes, "redrive", jobs)
+        assert chosen.count == 2
+        assert world.center.redrive(again)
+        world.bury([again], "ValueError: again")
+        request = make_request("redrive", jobs, "somebody", "a test", "run")
+        changes.change_jobs(request, chosen.shards, 1000, progress, lambda _jobs: None)
+    assert progress.changed_jobs == 1
+    assert world.dead_of([again, other]) == {again}
 
 
 def test_two_of_one_key_are_not_both_redriven(world: MassWorld) -> None:
