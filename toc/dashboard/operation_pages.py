@@ -1,4 +1,4 @@
-"""The pages Dead, Recurring, Cluster and Audit."""
+"""The pages Dead, Recurring and Cluster."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from starlette.responses import HTMLResponse, Response
 
-from toc.access.audit_list import list_audit
 from toc.access.authorise import is_allowed
-from toc.access.token_text import is_token_id
 from toc.cluster.roster import read_roster
 from toc.dashboard.actions import said
 from toc.dashboard.render import render
@@ -19,10 +17,8 @@ from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
 from toc.errors import ClusterUnavailable
 from toc.http import recurring_calls
-from toc.http.declared import not_allowed
 
 DEAD_READ_MAX = 1000
-AUDIT_SHOWN = 100
 _DATABASE = 0  # a page about all databases takes a place of this one
 
 
@@ -97,15 +93,3 @@ async def show_cluster(visit: Visit) -> Response:
     return HTMLResponse(
         render(visit, "cluster.html", settings=settings, members=members, failure=failure)
     )
-
-
-async def show_audit(visit: Visit) -> Response:
-    """GET /ui/audit?token=: it concerns all types and tenants."""
-    caller = visit.person
-    if not is_allowed(caller, "admin", None, None):
-        raise not_allowed("admin")
-    wanted = visit.query.get("token", "").strip()
-    token_id = wanted if is_token_id(wanted) else None
-    read = functools.partial(list_audit, visit.backend.databases, AUDIT_SHOWN, token_id=token_id)
-    records = await visit.backend.calls.run(_DATABASE, read)
-    return HTMLResponse(render(visit, "audit.html", records=records, token_id=token_id or ""))

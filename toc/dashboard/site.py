@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route
 
-from toc.dashboard import jobs_pages, now_page, operation_pages, sign_in_page
-from toc.dashboard.actions import button
+from toc.dashboard import (
+    audit_page,
+    jobs_pages,
+    now_page,
+    operation_pages,
+    sign_in_page,
+    types_pages,
+)
+from toc.dashboard.actions import button, change_form
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
 from toc.dashboard.watcher import Watcher
@@ -17,16 +24,18 @@ PAGES = (
     Page("/ui/", now_page.show_now),
     Page("/ui/jobs", jobs_pages.show_jobs),
     Page("/ui/jobs/{job_id}", jobs_pages.show_job),
-    Page("/ui/types", jobs_pages.show_types),
+    Page("/ui/types", types_pages.show_types),
+    Page("/ui/types/{biz_type}", types_pages.show_type),
     Page("/ui/dead", operation_pages.show_dead),
     Page("/ui/recurring", operation_pages.show_recurring),
     Page("/ui/cluster", operation_pages.show_cluster),
-    Page("/ui/audit", operation_pages.show_audit, "admin"),
+    Page("/ui/audit", audit_page.show_audit, "admin"),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),
-    button("/v1/types/{biz_type}:pause", "/ui/types"),
-    button("/v1/types/{biz_type}:resume", "/ui/types"),
+    button("/v1/types/{biz_type}:pause", "/ui/types/{biz_type}"),
+    button("/v1/types/{biz_type}:resume", "/ui/types/{biz_type}"),
+    change_form("/v1/types/{biz_type}", "/ui/types/{biz_type}", types_pages.changes_of_form),
     button("/v1/recurring/{name}:pause", "/ui/recurring"),
     button("/v1/recurring/{name}:resume", "/ui/recurring"),
     button("/v1/recurring/{name}:run", "/ui/recurring"),
