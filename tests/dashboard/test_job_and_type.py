@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from tests.dashboard.site_world import OWN, Elements, Site, open_site, token_of
 from tests.http.served_world import declare_type
@@ -15,9 +17,15 @@ from tests.worker.waiting import wait_until
 from toc.dashboard.job_life import attempts_of, life_of
 from toc.dashboard.types_pages import changes_of_form
 from toc.domain.job import Job
+from toc.domain.limit_terms import ONE_PARTITION
 from toc.errors import InvalidInput
 from toc.handlers.registry import Registry
+from toc.http.declared import declared_types
 from toc.node.node import Node
+from toc.runtime.clock import SystemClock
+from toc.timer.limit_store import LimitStore, PartitionWish
+from toc.timer.redis_keys import limit_partition_keys
+from toc.timer.reminders import Reminders
 
 HOSTILE = "</pre><img src=x onerror=alert(1)><script>alert(2)</script>"
 
@@ -26,6 +34,9 @@ HOSTILE = "</pre><img src=x onerror=alert(1)><script>alert(2)</script>"
 def site(tmp_path_factory: pytest.TempPathFactory, redis_server: Endpoint) -> Iterator[Site]:
     with open_site(tmp_path_factory.mktemp("site"), redis_url=redis_server.url) as made:
         declare_type(made.settings, "slow", rate="100/h", burst=5, concurrency=3)
+        declare_type(made.settings, "rested")
+        declare_type(made.settings, "few", concurrency=3)
+        declare_type(made.settings, "rare", rate="1/h", burst=5)
         made.server.backend.catalogue.read_now()
         yield made
 
@@ -146,28 +157,25 @@ def test_only_the_last_attempt_has_a_duration() -> None:
 # ---- a type
 
 
-def test_the_use_of_limits_is_shown(site: Site) -> None:
-    for number in range(2):
-        site.center.schedule(number, timedelta(), biz_type="slow")
-    handlers, begun = Registry(), []
-
-    @handlers.handler("slow")
-    def slow(job: Job) -> None:
-        begun.append(job.job_id)
-
-    node = Node(site.settings, handlers=handlers)
-    node.start()
-    try:
-        wait_until(lambda: len(begun) == 2, "two starts", 60)
-    finally:
-        node.stop()
+def test_the_use_of_limits_is_shown(site: Site, redis_server: Endpoint) -> None:
+    settings, clock = site.settings, SystemClock()
+    terms = declared_types(site.server.backend)["few"].limit_terms
+    with closing(Reminders.from_settings(settings, clock)) as server:
+        store = LimitStore(server, settings.namespace, clock, settle_ms=0, partitions_max=10)
+        wish = PartitionWish(ONE_PARTITION, ["1:a", "2:b"])
+        ((answer,), _) = store.take("few", terms, 600_000, [wish])
+    assert answer.admitted == 2
+    bucket, _ = limit_partition_keys(settings.namespace, "rare", ONE_PARTITION)
+    with closing(redis.Redis.from_url(redis_server.url)) as client:
+        client.set(bucket, clock.wall_ms() + 3 * 3_600_000 - 1000)  # 3 starts come back in 3 hours
     with site.visitor(token_of(site, scopes=("read",))) as viewer:
-        page, types = viewer.get("/ui/types/slow").text, viewer.get("/ui/types").text
-    assert "0 / 3" in page
-    assert "2 / 5" in page  # 100 starts an hour: none has come back yet
-    assert "(100/h)" in page
-    assert 'href="/ui/types/slow"' in types
-    assert "2 / 5" in types
+        few, rare, types = (viewer.get(f"/ui/types{path}").text for path in ("/few", "/rare", ""))
+    assert "2 / 3" in few
+    assert "3 / 5" in rare
+    assert "(1/h)" in rare
+    assert 'href="/ui/types/few"' in types
+    assert "2 / 3" in types
+    assert "3 / 5" in types
 
 
 def test_an_admin_changes_what_the_form_changes_and_nothing_else(site: Site) -> None:
@@ -214,20 +222,20 @@ def test_the_type_of_others_is_not_shown_and_not_changed(site: Site) -> None:
 def test_a_pause_shows_its_reason_end_and_ramp(site: Site) -> None:
     with site.visitor(token_of(site)) as admin:
         answer = admin.post(
-            "/ui/types/mail/pause", headers=OWN,
+            "/ui/types/rested/pause", headers=OWN,
             data={"until": "2100-01-31T18:00", "reason": HOSTILE},
         )  # fmt: skip
-        assert answer.headers["location"] == "/ui/types/mail?said=paused"
+        assert answer.headers["location"] == "/ui/types/rested?said=paused"
         (pause,) = site.center.pauses()
-        assert pause.until_ms == 4_105_116_000_000
-        page = admin.get("/ui/types/mail").text
+        assert pause.until_ms == 4_105_101_600_000
+        page = admin.get("/ui/types/rested").text
         assert 'datetime="2100-01-31T18:00:00.000Z"' in page
         assert "&lt;/pre&gt;&lt;img" in page
-        assert "/ui/types/mail/resume" in page
-        admin.post("/ui/types/mail/resume", headers=OWN)
-        assert "Resumes" in admin.get("/ui/types/mail").text
-        admin.post("/ui/types/mail/resume", data={"now": "true"}, headers=OWN)
-        assert "Resumes" not in admin.get("/ui/types/mail").text
+        assert "/ui/types/rested/resume" in page
+        admin.post("/ui/types/rested/resume", headers=OWN)
+        assert "Resumes" in admin.get("/ui/types/rested").text
+        admin.post("/ui/types/rested/resume", data={"now": "true"}, headers=OWN)
+        assert "Resumes" not in admin.get("/ui/types/rested").text
 
 
 def test_a_form_has_only_what_differs_from_what_it_showed() -> None:

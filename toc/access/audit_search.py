@@ -60,7 +60,7 @@ class AuditPage:
 
 
 @dataclass(slots=True)
-class _Part:
+class _UnreadEntries:
     """The entries of one database that were read and not looked at yet. end: the id of the last looked at."""
 
     end: int
@@ -73,7 +73,7 @@ def search_audit(
 ) -> AuditPage:
     """A page of at most `limit` entries. ends: those of the page before; None: the first page."""
     limit_of_part = max(1, READ_MAX // len(databases.all))
-    parts: dict[int, _Part] = {}
+    parts: dict[int, _UnreadEntries] = {}
     away = []
     for database in databases:
         end = None if ends is None else ends[database.index]
@@ -88,11 +88,13 @@ def search_audit(
     return AuditPage(records, read, None if is_over else following, away)
 
 
-def _read_part(database: Database, wanted: AuditFilter, end: int | None, limit: int) -> _Part:
+def _read_part(
+    database: Database, wanted: AuditFilter, end: int | None, limit: int
+) -> _UnreadEntries:
     if end is None and wanted.until_ms is not None:
         end = find_audit_end(database, wanted.until_ms + UNORDERED_MS)
     if end == 0:  # the page before has looked at all of them
-        return _Part(0)
+        return _UnreadEntries(0)
     found = read_audit_page(database, end, wanted.token_id, limit)
     has_more = len(found) == limit
     if wanted.since_ms is not None:
@@ -100,11 +102,11 @@ def _read_part(database: Database, wanted: AuditFilter, end: int | None, limit: 
         young = [each for each in found if each.row.time_ms >= oldest_ms]
         has_more = has_more and len(young) == len(found)
         found = young
-    return _Part(ID_MAX if end is None else end, deque(found), has_more)
+    return _UnreadEntries(ID_MAX if end is None else end, deque(found), has_more)
 
 
 def _merge_parts(
-    parts: Mapping[int, _Part], wanted: AuditFilter, limit: int
+    parts: Mapping[int, _UnreadEntries], wanted: AuditFilter, limit: int
 ) -> tuple[list[AuditRecord], int]:
     """Looks at the entries by time, newest first, until `limit` fit, or one database must be read again."""
     records: list[AuditRecord] = []

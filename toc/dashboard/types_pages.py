@@ -69,11 +69,8 @@ async def _read_pauses(visit: Visit) -> dict[str, dict[str, Any]]:
 async def _read_uses(visit: Visit, names: Collection[str]) -> dict[str, TypeLimitUse]:
     """How far the limits of these types are used now."""
     declared = declared_types(visit.backend)
-    terms = {
-        name: declared[name].limit_terms
-        for name in names
-        if name in declared and declared[name].limit_terms is not None
-    }
+    found = {name: declared[name].limit_terms for name in names if name in declared}
+    terms = {name: each for name, each in found.items() if each is not None}
     if not terms:
         return {}
     async with visit.backend.explanations:  # each reading opens connections

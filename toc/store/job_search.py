@@ -126,13 +126,12 @@ def _read_keys(
         last = min(last, JOB_ID_MAX, JOB_ID_MAX if after is None else after.job_id - 1)
         if last < first:
             return []
-        query: Select[Any] = (
-            select(c.job_id).where(c.job_id.between(first, last)).order_by(c.job_id.desc())
-        )
+        query = select(c.job_id).where(c.job_id.between(first, last)).order_by(c.job_id.desc())
         rows = database.select(query.limit(limit), shard)
         return [SearchKey(0, job_id) for (job_id,) in rows]
     at, job_id = (c.due_time, c.job_id) if search.by == "due" else _letter_key(database)
-    query = select(at, job_id).where(at.between(search.from_ms, search.until_ms))
+    of_range: Select[Any] = select(at, job_id)
+    query = of_range.where(at.between(search.from_ms, search.until_ms))
     if search.by == "due":
         if after is not None:
             query = query.where(at >= after.ms, or_(at > after.ms, job_id > after.job_id))
