@@ -28,7 +28,6 @@ KEYS_MAX = 1000
 """Keys of a page, over all shards of a database."""
 ERROR_CHARS_SHOWN = 200
 _SPARE_KEYS = 20  # of each shard, beyond its part of KEYS_MAX
-_LIVE = (int(Status.PENDING), int(Status.RUNNING))
 
 c = JOB.c
 
@@ -165,8 +164,6 @@ def _read_jobs(
         .outerjoin_from(JOB, database.biz_type, types.type_no == c.type_no)
         .where(ids)
     )  # fmt: skip
-    if search.by == "due":
-        query = query.where(c.status.in_(_LIVE))
     if search.status is not None:
         query = query.where(c.status == int(search.status))
     if search.biz_type is not None:
