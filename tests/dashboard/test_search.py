@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,11 +12,17 @@ import pytest
 
 from tests.dashboard.site_world import HOUR, Elements, Site, token_of
 from tests.dashboard.test_dead import HOSTILE, dead_jobs
+from tests.http.served_world import declare_type
 from tests.worker.waiting import wait_until
 from toc.dashboard.form_times import field_time_of, parse_time_ms, rfc_time_of
 from toc.dashboard.job_search import find_refusal
+from toc.dashboard.site import make_site
 from toc.errors import InvalidInput
+from toc.http.serve import WebServer
 from toc.http.wire_times import format_time
+from toc.runtime.settings import Settings
+from toc.runtime.web_settings import WebSettings
+from toc.store import migrate
 
 __all__ = ["dead_jobs"]
 FAR = timedelta(days=3000)
@@ -93,6 +100,31 @@ def test_pending_jobs_are_paged_by_due_time(site: Site) -> None:
         assert walk(tenant, status="pending", **{"from": since}) == []
         job_id = site.center.schedule("a", FAR, biz_type="mail", tenant="acme")
         assert walk(tenant, status="pending", **{"from": since}) == [str(job_id)]
+
+
+def test_the_jobs_of_two_databases_are_merged(tmp_path: Path) -> None:
+    settings = Settings(
+        databases=tuple(f"sqlite:///{tmp_path}/{n}.db" for n in range(2)), shards=2,
+        redis_url="none", web=WebSettings(port=0),
+    )  # fmt: skip
+    migrate.upgrade(settings)
+    declare_type(settings, "mail")
+    server = WebServer(settings, make_site)
+    server.start()
+    try:
+        site = Site(settings, server)
+        wanted = [
+            str(site.center.schedule(n, FAR + timedelta(seconds=n), biz_type="mail"))
+            for n in range(130)
+        ]
+        with site.visitor(token_of(site)) as visitor:
+            assert walk(visitor, status="pending") == wanted
+            assert walk(visitor, status="pending", type="mail") == wanted
+            assert walk(visitor, **{"from": "2025-01-01T00:00"}) == sorted(
+                wanted, key=int, reverse=True
+            )
+    finally:
+        assert server.stop()
 
 
 def field_time(site: Site, later: timedelta) -> str:
