@@ -353,12 +353,42 @@ class EventOut(_Answer):
     reason: str | None
 
 
+class ReminderOut(_Answer):
+    """Where the reminder of a job is in Redis."""
+
+    topic: str
+    slot: int
+    armed_time: Annotated[str | None, Field(description="Its score: when it is due.")]
+    out_time: Annotated[
+        str | None,
+        Field(description="It was popped: when it comes back, unless a worker settles the job."),
+    ]
+
+
+class OwnerOut(_Answer):
+    """A node that owns the slot of the job in a topic; `topic` null: the node that owns its shard."""
+
+    topic: str | None
+    node: str
+    since: str
+    deputy: Annotated[str | None, Field(description="The node that takes over from it.")]
+
+
 class ExplanationOut(_Answer):
     """A job, its events, its reminder in Redis and how late it was."""
 
     job: JobOut
     means: Annotated[str, Field(description="The state and what happens next, in a sentence.")]
+    created_time: str
+    claimed_time: Annotated[str | None, Field(description="When its last attempt began.")]
+    ended_time: str | None
+    shard: int
     armed_time: Annotated[str | None, Field(description="When its reminder in Redis is due.")]
+    reminder: Annotated[
+        ReminderOut | None, Field(description="null: there is no Redis, or it did not answer.")
+    ]
+    runner: Annotated[str | None, Field(description="The process that runs it: host:pid.")]
+    owners: Annotated[list[OwnerOut], Field(description="Empty without ZooKeeper.")]
     claimed_after_ms: int | None
     ended_after_ms: int | None
     error: Annotated[str | None, Field(description="The last error of a dead job.")]

@@ -18,6 +18,20 @@ function showLocalTimes(root) {
   }
 }
 
+// Buttons of scripts alone are hidden in the HTML.
+function showCopyButtons(root) {
+  for (const button of root.querySelectorAll("button[data-copy]")) {
+    button.hidden = !navigator.clipboard;
+  }
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  button.textContent = button.dataset.copied;
+});
+
 function isBusy() {
   const focused = document.activeElement;
   const types = focused && focused.closest("input, select, textarea, dialog");
@@ -31,5 +45,10 @@ setInterval(() => {
   }
 }, REFRESH_MS);
 
-document.addEventListener("htmx:after:swap", () => showLocalTimes(document));
-showLocalTimes(document);
+function prepare() {
+  showLocalTimes(document);
+  showCopyButtons(document);
+}
+
+document.addEventListener("htmx:after:swap", prepare);
+prepare();
