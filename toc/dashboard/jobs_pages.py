@@ -13,7 +13,7 @@ from toc.dashboard.actions import said
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.errors import InvalidInput
-from toc.http import declaration_calls, explain_calls, job_calls
+from toc.http import declaration_calls, explain_calls, job_calls, pause_calls
 from toc.http.declared import declared_types
 from toc.http.job_documents import parse_job_id
 
@@ -93,8 +93,9 @@ def _readable_types(visit: Visit) -> list[str]:
 async def show_types(visit: Visit) -> Response:
     """GET /ui/types."""
     reply = await declaration_calls.list_types(visit.backend, visit.call())
-    overview = await asyncio.to_thread(visit.watcher.look)
-    pauses = {} if overview is None else {each.target: each for each in overview.pauses}
+    # Not those of the watcher, which are some seconds old: a person has just pressed the button.
+    found = await pause_calls.list_pauses(visit.backend, visit.call())
+    pauses = {each["target"] for each in found.document["pauses"]}
     operable = {
         each["name"]
         for each in reply.document["types"]

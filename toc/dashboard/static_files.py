@@ -14,6 +14,7 @@ from starlette.responses import Response
 _FILES = {
     "app.css": "text/css",
     "app.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",
     "vendor/uplot.min.css": "text/css",
