@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 
 from toc.demo.view import HELD
@@ -44,16 +45,26 @@ def figure(name: str, said: str) -> int:
 
 @pytest.mark.slow
 def test_a_short_demo(environment: Mapping[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.Popen(
         [*TOC, "--orders", "300", "--seconds", "6"],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=END_S_MAX,
-        check=False,
     )
-    said = done.stdout
-    assert done.returncode == 0, said + done.stderr
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        address = first.removeprefix("in a browser, while the demo runs: ").strip()
+        now = httpx.get(address, timeout=END_S_MAX, trust_env=False)
+        types = httpx.get(f"{address}types", timeout=END_S_MAX, trust_env=False)
+        said = process.communicate(timeout=END_S_MAX)[0]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, first + said
+    assert now.status_code == 200
+    assert "order.close" in types.text
     assert figure("scheduled", said) == 300
     ends = {name: figure(name, said) for name in ("done", "cancelled", "dead")}
     assert sum(ends.values()) == 300

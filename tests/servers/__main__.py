@@ -44,7 +44,10 @@ STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster | ZooKeeperEnsembl
     "zookeeper_ensemble": start_zookeeper_ensemble,
 }
 # "java" is not here: "zookeeper" brings one where none is, and nothing else needs it.
-INSTALLED = ("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "rabbitmq", "spin")
+INSTALLED = (
+    *("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "rabbitmq", "spin"),
+    "chromium",
+)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -259,6 +259,8 @@ PACKAGES = {
         lambda: apt_install(["rabbitmq-server"]),
         "apt: rabbitmq-server",
     ),
+    # For the pages of the dashboard; the font has the Chinese characters of their pictures.
+    "chromium": _from_apt("chromium", ("chromium",), "chromium", "fonts-noto-cjk"),
     "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
 }

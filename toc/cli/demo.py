@@ -53,10 +53,14 @@ def _run_demo_in_terminal(plan: DemoOptions, screen: Console) -> Report:
 
 
 def _run_demo_without_terminal(plan: DemoOptions, screen: Console) -> Report:
-    shown_s = 0.0
+    shown_s, is_first = 0.0, True
 
     def print_figures(tally: DemoTally, passed_s: float) -> None:
-        nonlocal shown_s
+        nonlocal shown_s, is_first
+        if is_first:
+            is_first = False
+            address = f"in a browser, while the demo runs: {tally.address}"
+            screen.print(address, highlight=False, markup=False, soft_wrap=True)
         if passed_s - shown_s >= PLAIN_EVERY_S:
             shown_s = passed_s
             screen.print(tally.as_one_line(passed_s), highlight=False, markup=False, soft_wrap=True)

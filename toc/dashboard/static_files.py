@@ -16,6 +16,7 @@ _FILES = {
     "app.js": "text/javascript",
     "forecast.js": "text/javascript",
     "charts.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",
     "vendor/uplot.min.css": "text/css",

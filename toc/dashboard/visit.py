@@ -49,6 +49,12 @@ class Visit:
         return self.request.query_params
 
     @property
+    def address(self) -> str:
+        """The path of the page, with what stands behind "?"."""
+        url = self.request.url
+        return f"{url.path}?{url.query}" if url.query else url.path
+
+    @property
     def root(self) -> str:
         """The path below which toc is mounted, without a slash at its end; "" at the top."""
         path: str = self.request.scope.get("root_path", "")

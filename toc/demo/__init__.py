@@ -8,6 +8,7 @@ rows, and reports jobs that were lost, early, double, or fired after they had be
     orders    when each order comes             client    schedules, cancels, reschedules
     worker    the handlers: some attempts fail
     view      live panel, plain lines, summary  run       runs both processes and the check
+    pages     the dashboard, while it runs
 
 The journals and the verdict are toc.testing's, for everybody (docs/how-to/testing.md).
 """

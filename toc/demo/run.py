@@ -15,12 +15,14 @@ from sqlalchemy import func, select
 from toc.bench.child_node import settings_message, wall_ms
 from toc.bench.child_process import ChildProcess
 from toc.demo.orders import MAX_ATTEMPTS
+from toc.demo.pages import serve_pages
 from toc.demo.view import DemoTally
 from toc.domain.job import Status
 from toc.node.dev_servers import DevDirectory, PrivateRedis
 from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import LimitSettings, ScannerSettings, TimerSettings, WorkerSettings
 from toc.runtime.settings import Settings, load_settings
+from toc.runtime.web_settings import WebSettings
 from toc.store import migrate
 from toc.store.databases import Databases, execute_on_shard
 from toc.store.schema import JOB
@@ -62,17 +64,22 @@ def run_demo(plan: DemoOptions, on_tick: OnTick) -> Report:
         settings = _make_demo_settings(directory)
         migrate.upgrade(settings)
         with closing(Databases.from_settings(settings, SystemClock())) as databases:
-            entries = _run_client_and_worker(plan, settings, directory.path, databases, on_tick)
+            with serve_pages(settings) as address:
+                tally = DemoTally(wall_ms(), address)
+                entries = _run_client_and_worker(
+                    plan, settings, directory.path, databases, tally, on_tick
+                )
             return check([entries, rows(settings)], Rules(max_attempts=MAX_ATTEMPTS))
 
 
 def _make_demo_settings(directory: DevDirectory) -> Settings:
-    """The default settings; the user's settings of timer, scanner, worker and limits do not count."""
+    """The default settings; the user's settings of timer, scanner, worker, limits and web do not count."""
     parts: dict[str, Any] = {
         "timer": TimerSettings(),
         "scanner": ScannerSettings(),
         "worker": WorkerSettings(),
         "limits": LimitSettings(),
+        "web": WebSettings(port=0),
     }
     return load_settings(
         databases=tuple(f"sqlite:///{directory.path}/toc_{index}.db" for index in range(DATABASES)),
@@ -85,13 +92,17 @@ def _make_demo_settings(directory: DevDirectory) -> Settings:
 
 
 def _run_client_and_worker(
-    plan: DemoOptions, settings: Settings, directory: Path, databases: Databases, on_tick: OnTick
+    plan: DemoOptions,
+    settings: Settings,
+    directory: Path,
+    databases: Databases,
+    tally: DemoTally,
+    on_tick: OnTick,
 ) -> list[Entry]:
     """Runs client and worker until all jobs have ended; returns the entries of their journals."""
     journals = {name: directory / f"{name}.journal" for name in ("client", "worker")}
     tails = [Tail(path) for path in journals.values()]
     entries: list[Entry] = []
-    tally = DemoTally(wall_ms())
 
     def update_tally(started_s: float) -> None:
         new = [entry for tail in tails for entry in tail.read()]

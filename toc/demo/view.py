@@ -43,6 +43,7 @@ class DemoTally:
     """Running figures from the journals, for the view only: the check does not use them."""
 
     started_ms: float
+    address: str = ""  # of the pages
     scheduled: Counter[str] = field(default_factory=Counter)
     cancelled: int = 0
     moved: int = 0
@@ -114,6 +115,7 @@ class DemoTally:
 
 def make_live_panel(tally: DemoTally, passed_s: float, total_s: float) -> RenderableType:
     """The live view of this moment, as a panel."""
+    browser = Text(f"in a browser  {tally.address}", style="bold")
     types = Table.grid(padding=(0, 2))
     for biz_type, about in ABOUT.items():
         types.add_row(
@@ -128,7 +130,7 @@ def make_live_panel(tally: DemoTally, passed_s: float, total_s: float) -> Render
     last = int(passed_s)
     seconds = [tally.by_second[second] for second in range(max(0, last - SECONDS_SHOWN), last)]
     starts = Text(f"starts per second  {draw_sparkline(seconds)}", style="cyan")
-    parts: list[RenderableType] = [types, "", facts, "", starts]
+    parts: list[RenderableType] = [browser, "", types, "", facts, "", starts]
     if tally.recent_ms:
         parts += ["", Text("\n".join(draw_histogram(list(tally.recent_ms))), style="green")]
     title = f"a shop's timeouts: {min(passed_s, total_s):.0f} of {total_s:.0f} s"

@@ -10,6 +10,8 @@ function showLocalTimes(root) {
   const toMinute = new Intl.DateTimeFormat(document.documentElement.lang, {
     dateStyle: "medium", timeStyle: "short",
   });
+  // In this locale a time is 2026-11-27 06:51:19: as wide in each row, and the same in all languages.
+  const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
   for (const time of root.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime);
     if (Number.isNaN(at.valueOf())) continue;
@@ -32,6 +34,14 @@ document.addEventListener("click", async (event) => {
   button.textContent = button.dataset.copied;
 });
 
+function showZone() {
+  const parts = new Intl.DateTimeFormat("en", { timeZoneName: "shortOffset" }).formatToParts(new Date());
+  const offset = parts.find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
+  const zone = document.getElementById("zone");
+  zone.textContent = offset;
+  zone.title = Intl.DateTimeFormat().resolvedOptions().timeZone;
+}
+
 function isBusy() {
   const focused = document.activeElement;
   const types = focused && focused.closest("input, select, textarea, dialog");
@@ -52,3 +62,14 @@ function prepare() {
 
 document.addEventListener("htmx:after:swap", prepare);
 prepare();
+// The page then keeps what it shows (noSwap in base.html); the next refresh that succeeds hides the text again.
+function tellAway() {
+  document.getElementById("away").hidden = false;
+}
+
+document.addEventListener("htmx:response:error", tellAway);
+document.addEventListener("htmx:error", tellAway);
+document.addEventListener("htmx:after:swap", () => showLocalTimes(document));
+showLocalTimes(document);
+showZone();
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
