@@ -24,6 +24,7 @@ from toc.store.due_estimates import (
     SAMPLED_MAX,
     DueEstimate,
     DueEstimator,
+    _entries_of_estimate,
 )
 from toc.store.schema import job_table_name
 
@@ -184,3 +185,13 @@ def test_a_missing_table_is_named(library: Library) -> None:
     finally:
         with database.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {other} RENAME TO {name}")
+
+
+def test_an_estimate_that_innodb_has_doubled_is_halved() -> None:
+    assert [_entries_of_estimate(rows) for rows in (0, 1, 2, 7400, 20_000)] == [
+        0,
+        0,
+        2,
+        7400,
+        10_000,
+    ]

@@ -91,8 +91,8 @@ def test_a_capacity_that_is_too_small_is_told_in_a_sentence(admin: httpx.Client)
     assert "jobs wait at once" in page or "jobs a minute are due" in page
     assert "and 30 a minute can be done" in page
     late = chart_of(page)["Late, minutes"]
-    # About 241 jobs, 30 a minute, due within two minutes.
-    assert max(late) == pytest.approx(8, abs=1.5)
+    # 241 jobs, all due within a few minutes: the last waits for 8 minutes less these.
+    assert 3 < max(late) < 8.1
     assert "No job will be late" in show(admin, capacity="1000")
 
 

@@ -204,7 +204,8 @@ class DueRounds:
     def _read_most_done(self) -> Mapping[str, int]:
         """The most jobs of each type that were done in a minute; what is known, if Redis does not answer."""
         now_s = self._clock.monotonic_s()
-        if self._activity is not None and now_s - self._activity_s >= ACTIVITY_S:
+        is_due = self.is_complete and now_s - self._activity_s >= ACTIVITY_S
+        if self._activity is not None and is_due:
             self._activity_s = now_s
             with suppress(TimerUnavailable):
                 *full, _ = self._activity.read_last(DAY_MINUTES)

@@ -85,8 +85,6 @@ def move_counts(
             break
         if not count:
             continue
-        while at and wanted_ms[at] > begin:
-            at -= 1
         while at < len(moved) and wanted_ms[at + 1] <= begin:
             at += 1
         place = at
