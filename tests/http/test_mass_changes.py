@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.processes import Process
 from tests.http.mass_world import MassWorld, open_mass_world
-from tests.http.served_world import revoke_token
+from tests.http.served_world import revoke_token, serve
 from tests.worker.waiting import wait_until
 from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_run import BulkRunProgress
@@ -101,7 +101,6 @@ def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
 def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
     world: MassWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mass_change_rows, "SILENT_MS", 4000)
     ids = world.make_dead(200)
     counted = world.count()
     settings = {
@@ -117,13 +116,15 @@ def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
         wait_until(lambda: world.show(change_id)["changed"], "the first jobs")
     finally:
         process.kill()
-    change = world.wait_for(change_id)
-    assert (change["state"], change["cause"]) == ("interrupted", "silent")
+    with monkeypatch.context() as patch:
+        patch.setattr(mass_change_rows, "SILENT_MS", 4000)
+        change = world.wait_for(change_id)
+        assert (change["state"], change["cause"]) == ("interrupted", "silent")
+        with world.client() as client:
+            assert client.get("/v1/mass_changes").json()["mass_changes"][0] == change
     left = world.dead_of(ids)
     assert 0 < len(left) < 200
     assert changed_jobs(world, change_id) == dict.fromkeys(set(ids) - left, 1)  # none is half done
-    with world.client() as client:
-        assert client.get("/v1/mass_changes").json()["mass_changes"][0] == change
     one = next(iter(set(ids) - left))
     world.bury([one], "ValueError: died again")
     rest = world.count(until=counted["as_of"])
@@ -132,6 +133,15 @@ def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
     assert world.wait_for(second)["changed"] == len(left)
     assert changed_jobs(world, second) == dict.fromkeys(left, 1)
     assert world.dead_of(ids) == {one}
+
+
+def test_a_server_that_stops_leaves_an_interrupted_change(world: MassWorld) -> None:
+    ids = world.make_dead(100)
+    with serve(world.settings) as server:
+        change_id = world.started(world.count(), url=server.url, rate_per_s=1)
+    change = world.show(change_id)
+    assert (change["state"], change["cause"]) == ("interrupted", "server_stopped")
+    assert len(ids) - len(world.dead_of(ids)) == change["changed"] < 100
 
 
 def test_the_rate_is_kept(world: MassWorld) -> None:

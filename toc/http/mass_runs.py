@@ -91,6 +91,7 @@ class _MassRun:
         words = change.actor, change.reason, change.mass_change_id
         try:
             with open_bulk_changes(runs.settings, runs.clock, self._must_stop) as changes:
+                self._write_progress()  # the servers may have needed long to be connected
                 changes.change_jobs(
                     make_request(verb, change.jobs, *words), chosen, change.rate_per_s,
                     self._progress, lambda _jobs: None,
