@@ -81,7 +81,7 @@ def test_a_job_that_failed_shows_its_life_and_attempts(site: Site) -> None:
     table = page[page.index('id="attempts"') :]
     assert '<th scope="row" class="number">1</th>' in table
     assert '<th scope="row" class="number">2</th>' in table
-    assert table.count("ValueError: &lt;/pre&gt;") == 2
+    assert table.count('<td class="long">ValueError: &lt;/pre&gt;') == 2
     assert 'data-copy="payload"' in page
     assert ">Done<" in done
 
@@ -137,6 +137,7 @@ def test_the_steps_are_in_the_order_of_time_with_those_to_come() -> None:
     assert [step.kind for step in steps] == ["made", "due", "claimed", "event", "next"]
     assert [step.after_s for step in steps] == [None, 2, 1, 2, 45]
     assert [step.is_future for step in steps] == [False, False, False, False, True]
+    assert [step.note for step in steps] == ["", "", "", "error 5", ""]
     found["job"] |= {"status": "running"}
     assert life_of(found, NOW_MS)[-1].kind == "lease_end"
 
@@ -152,6 +153,12 @@ def test_only_the_last_attempt_has_a_duration() -> None:
     done = explanation("done", events=events[:1], claimed_time=at(10), ended_time=at(12))
     assert [(it.number, it.took_s) for it in attempts_of(done, NOW_MS)] == [(1, None), (2, 2)]
     assert attempts_of(explanation("pending"), NOW_MS) == []
+    long = explanation("pending", events=[events[0] | {"reason": "x" * 300 + "\n  line 2"}])
+    (attempt,) = attempts_of(long, NOW_MS)
+    assert (attempt.error, attempt.whole_error) == ("x" * 200, "x" * 300 + "\n  line 2")
+    assert life_of(long, NOW_MS)[-1].note == "x" * 200
+    cancelled = explanation("cancelled", events=[event("cancel", 4, 0) | {"reason": "a\nb"}])
+    assert life_of(cancelled, NOW_MS)[-1].note == "a\nb"
 
 
 # ---- a type

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 Kind = Literal["made", "due", "claimed", "event", "done", "next", "lease_end"]
 _ENDS_OF_ATTEMPTS = ("retry", "bury", "take_over", "drop")
-_ERROR_CHARS_MAX = 500  # of an attempt in the table
+_LINE_CHARS_MAX = 200  # of an error where one line tells it
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """A moment in the life of a job. after_s: since the step before. event: its document, for an event.
 
-    is_future: it is still to come, as far as toc knows now.
+    note: why, for an event; of an error the first line. is_future: it is still to come, as far as toc knows.
     """
 
     kind: Kind
@@ -28,6 +28,7 @@ class Step:
     after_s: float | None
     is_future: bool
     event: Mapping[str, Any] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,15 @@ class Attempt:
     """A start of the job. number: counts from 1, and again after a redrive.
 
     end: when it ended; None: it runs. took_s: None: the time of its start is not kept. how: the verb that
-    ended it.
+    ended it. error: its first line. whole_error: "" if that is the same.
     """
 
     number: int
     end: str | None
     took_s: float | None
     how: str
-    error: str
+    error: str = ""
+    whole_error: str = ""
 
 
 def life_of(found: Mapping[str, Any], now_ms: int) -> list[Step]:
@@ -67,7 +69,7 @@ def life_of(found: Mapping[str, Any], now_ms: int) -> list[Step]:
     for time, kind, event in known:
         at_ms = _ms_of(time)
         after_s = None if before_ms is None else (at_ms - before_ms) / 1000
-        steps.append(Step(kind, time, after_s, at_ms > now_ms, event))
+        steps.append(Step(kind, time, after_s, at_ms > now_ms, event, _note_of(event)))
         before_ms = at_ms
     return steps
 
@@ -81,17 +83,30 @@ def attempts_of(found: Mapping[str, Any], now_ms: int) -> list[Attempt]:
             # A take-over counts as the next attempt already.
             max(1, event["attempts"] - (event["what"] == "take_over")), event["time"],
             _took_s(claimed, event["time"]) if event is ends[-1] else None, event["what"],
-            (event["reason"] or "")[:_ERROR_CHARS_MAX],
+            *_error_of(event),
         )
         for event in ends
     ]  # fmt: skip
     if job["status"] == "running":
         took_s = None if claimed is None else max(0.0, (now_ms - _ms_of(claimed)) / 1000)
-        attempts.append(Attempt(job["attempts"], None, took_s, "running", ""))
+        attempts.append(Attempt(job["attempts"], None, took_s, "running"))
     elif job["status"] == "done":
         ended = found["ended_time"]
-        attempts.append(Attempt(job["attempts"], ended, _took_s(claimed, ended), "done", ""))
+        attempts.append(Attempt(job["attempts"], ended, _took_s(claimed, ended), "done"))
     return attempts
+
+
+def _note_of(event: Mapping[str, Any] | None) -> str:
+    if event is None or event["reason"] is None:
+        return ""
+    return _error_of(event)[0] if event["what"] in _ENDS_OF_ATTEMPTS else str(event["reason"])
+
+
+def _error_of(event: Mapping[str, Any]) -> tuple[str, str]:
+    """The first line of an event's error, and the whole error if it has more."""
+    whole = (event["reason"] or "").strip()
+    line = next(iter(whole.splitlines()), "")[:_LINE_CHARS_MAX]
+    return line, "" if line == whole else whole
 
 
 def _took_s(claimed: str | None, ended: str) -> float | None:

@@ -45,7 +45,8 @@ function showZone() {
 function isBusy() {
   const focused = document.activeElement;
   const types = focused && focused.closest("input, select, textarea, dialog");
-  return Boolean(types) || !document.getSelection().isCollapsed;
+  const open = document.querySelector("main details[open]");  // a refresh would close it
+  return Boolean(types) || Boolean(open) || !document.getSelection().isCollapsed;
 }
 
 setInterval(() => {
