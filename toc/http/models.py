@@ -73,6 +73,17 @@ class _Answer(BaseModel):
 # ---- jobs
 
 
+JobPriority = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=9,
+        description="Where due jobs of the type wait, those of a higher priority go first, if the type is "
+        "declared with a priority.",
+    ),
+]
+
+
 class JobIn(_Request):
     """A job to schedule. Give `action_time` or `delay`."""
 
@@ -100,15 +111,7 @@ class JobIn(_Request):
             "traceparent.",
         ),
     ] = None
-    priority: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=9,
-            description="Where due jobs of the type wait, those of a higher priority go first, if the type "
-            "is declared with a priority.",
-        ),
-    ] = 0
+    priority: JobPriority = 0
 
 
 class JobsIn(_Request):
@@ -187,6 +190,7 @@ class DebounceIn(_Request):
         Field(description="A JSON object; the handler gets that of the last call."),
     ] = None
     key: OwnKey = ""
+    priority: JobPriority = 0
 
 
 class CountdownIn(_Request):
@@ -211,6 +215,7 @@ class CountdownIn(_Request):
             description="What happens if a live countdown has the key; once: also one that has ended."
         ),
     ] = "keep"
+    priority: JobPriority = 0
 
 
 class ArriveIn(_Request):
@@ -534,7 +539,10 @@ class PauseOut(_Answer):
         str | None, Field(description="When it ends or ended; null: when somebody resumes.")
     ]
     rate_per_s: float | None
-    actor: str
+    actor: Annotated[
+        str | None,
+        Field(description="Null, as the reason, for a token that may not pause the target."),
+    ]
     reason: str | None
 
 
@@ -688,6 +696,7 @@ class RecurringIn(_Request):
     ] = "skip"
     catch_up: _Length = 3600
     jitter: _Length = 0
+    priority: JobPriority = 0
     reason: Reason = None
 
 
@@ -706,6 +715,7 @@ class RecurringOut(_Answer):
     overlap: Literal["skip", "queue", "cancel-other"]
     catch_up_s: int
     jitter_s: int
+    priority: int
     payload: dict[str, Any] | None
     paused_since: str | None
     job_id: str | None
