@@ -4,14 +4,9 @@
 const REFRESH_MS = 5000;
 
 function showLocalTimes(root) {
-  const format = new Intl.DateTimeFormat(document.documentElement.lang, {
-    dateStyle: "medium", timeStyle: "medium",
-  });
-  const toMinute = new Intl.DateTimeFormat(document.documentElement.lang, {
-    dateStyle: "medium", timeStyle: "short",
-  });
   // In this locale a time is 2026-11-27 06:51:19: as wide in each row, and the same in all languages.
   const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+  const toMinute = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "short" });
   for (const time of root.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime);
     if (Number.isNaN(at.valueOf())) continue;
@@ -45,8 +40,7 @@ function showZone() {
 function isBusy() {
   const focused = document.activeElement;
   const types = focused && focused.closest("input, select, textarea, dialog");
-  const open = document.querySelector("main details[open]");  // a refresh would close it
-  return Boolean(types) || Boolean(open) || !document.getSelection().isCollapsed;
+  return Boolean(types) || !document.getSelection().isCollapsed;
 }
 
 setInterval(() => {
@@ -56,21 +50,19 @@ setInterval(() => {
   }
 }, REFRESH_MS);
 
-function prepare() {
-  showLocalTimes(document);
-  showCopyButtons(document);
-}
-
-document.addEventListener("htmx:after:swap", prepare);
-prepare();
 // The page then keeps what it shows (noSwap in base.html); the next refresh that succeeds hides the text again.
 function tellAway() {
   document.getElementById("away").hidden = false;
 }
 
+function prepare() {
+  showLocalTimes(document);
+  showCopyButtons(document);
+}
+
 document.addEventListener("htmx:response:error", tellAway);
 document.addEventListener("htmx:error", tellAway);
-document.addEventListener("htmx:after:swap", () => showLocalTimes(document));
-showLocalTimes(document);
+document.addEventListener("htmx:after:swap", prepare);
+prepare();
 showZone();
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
