@@ -100,7 +100,7 @@ def test_nobody_changes_an_event_and_only_the_purger_deletes_one(table: str) -> 
     assert deletes == {"purger"}
 
 
-@pytest.mark.parametrize("role", ["client", "worker", "operator", "web", "tokens"])
+@pytest.mark.parametrize("role", ["client", "worker", "operator", "web", "web_oidc", "tokens"])
 def test_what_the_server_says_of_an_event_is_not_for_the_account_to_say(
     place: Place, role: str
 ) -> None:

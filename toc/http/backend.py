@@ -54,6 +54,7 @@ class Backend:
         self.mass_runs = MassRuns(settings, self.clock, self.databases[0], self.access)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False
+        self.query_callers: set[str] = set()  # people whose statement runs on the page SQL
         self.is_stopping = False  # calls that wait are answered at once
         self._health = HealthProbe(self)
         self._stops: list[Callable[[], object]] = []
@@ -111,6 +112,10 @@ class Backend:
         if not self._has_leases:
             await asyncio.to_thread(self._start_leases_once)
         return self._lease_node.server
+
+    def count_waiting_consumers(self) -> dict[str, int]:
+        """How many consumers wait at this process for jobs of each type; one of several counts for each."""
+        return self._lease_node.server.count_waiters_by_type() if self._has_leases else {}
 
     def _start_leases_once(self) -> None:
         with self._start_lock:
