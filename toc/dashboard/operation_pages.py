@@ -16,7 +16,7 @@ from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
 from toc.domain.mass_change import error_class_of
 from toc.http.declared import not_allowed
-from toc.http.masks import mask_dead_job
+from toc.http.masks import MASKED, mask_dead_job
 
 DEAD_READ_MAX = 1000
 AUDIT_SHOWN = 100
@@ -54,7 +54,7 @@ async def show_dead(visit: Visit) -> Response:
     }
     html = render(
         visit, "dead.html", groups=groups, is_cut=len(jobs) == limit, limit=limit,
-        operable=operable,
+        operable=operable, masked=MASKED,
     )  # fmt: skip
     return HTMLResponse(html)
 
