@@ -277,6 +277,17 @@ def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
     assert change["changed"] < 100
 
 
+def test_a_person_who_signs_out_does_not_end_a_change(world: MassWorld) -> None:
+    world.make_dead(30)
+    token = world.make_session("bob")
+    change_id = world.started(world.count(), token=token, rate_per_s=10)
+    revoke_token(world.settings, token)
+    for server in world.servers:
+        server.backend.access.refresh_now()
+    change = world.wait_for(change_id)
+    assert (change["state"], change["changed"]) == ("done", 30)
+
+
 def test_a_job_that_died_again_since_the_choice_is_left_alone(world: MassWorld) -> None:
     again, other = world.make_dead(2)
     progress = BulkRunProgress()

@@ -13,7 +13,7 @@ from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
 from toc.domain.mass_change import error_class_of
-from toc.http.masks import mask_dead_job
+from toc.http.masks import MASKED, mask_dead_job
 
 DEAD_READ_MAX = 1000
 _DATABASE = 0  # a page about all databases takes a place of this one
@@ -50,7 +50,7 @@ async def show_dead(visit: Visit) -> Response:
     }
     html = render(
         visit, "dead.html", groups=groups, is_cut=len(jobs) == limit, limit=limit,
-        operable=operable,
+        operable=operable, masked=MASKED,
     )  # fmt: skip
     return HTMLResponse(html)
 
