@@ -27,6 +27,7 @@ from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
 from toc.http import job_calls
 from toc.http.job_documents import parse_job_id
+from toc.http.masks import MASKED, is_masked
 from toc.store.job_search import KEYS_MAX, By, JobSearch, SearchKey, SearchPage, order_of
 
 FILTERS = ("biz_id", "type", "status", "key", "error", "from", "until")
@@ -165,6 +166,8 @@ async def _list_range(visit: Visit, query: Mapping[str, str], search: JobSearch)
         for job in ordered
         if (end is None or order_of(by, job.key) <= order_of(by, end))
         and is_allowed(caller, "read", job.biz_type, job.tenant)
+        # A search that finds a masked error by its parts would tell it.
+        and not (search.error and is_masked(backend, caller, job.biz_type))
     )
     found = list(islice(known, PAGE + 1))
     if len(found) > PAGE:
@@ -175,7 +178,8 @@ async def _list_range(visit: Visit, query: Mapping[str, str], search: JobSearch)
         {
             "job_id": str(job.key.job_id), "biz_id": str(job.biz_id), "biz_type": job.biz_type,
             "status": job.status.name.lower(), "time": job.time_ms, "attempts": job.attempts,
-            "key": job.dedup_key, "error": job.error,
+            "key": job.dedup_key,
+            "error": MASKED if is_masked(backend, caller, job.biz_type) else job.error,
         }
         for job in found
     ]  # fmt: skip
