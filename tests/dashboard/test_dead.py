@@ -82,3 +82,21 @@ def test_dead_jobs_are_found_by_their_error(site: Site, dead_jobs: dict[str, int
     with site.visitor(token_of(site, biz_types=("shop.*",))) as other:
         assert walk(other, error="alert") == []
         assert walk(other, status="dead") == [str(dead_jobs["shop.close"])]
+
+
+def test_the_error_of_a_masked_type_is_neither_shown_nor_found(
+    site: Site, dead_jobs: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = site.server.backend
+    web = backend.settings.web.model_copy(update={"masked_types": ("mail",)})
+    monkeypatch.setattr(backend, "settings", backend.settings.model_copy(update={"web": web}))
+    mail, close = str(dead_jobs["mail"]), str(dead_jobs["shop.close"])
+    with site.visitor(token_of(site, scopes=("read",))) as reader:
+        assert walk(reader, error="alert") == []
+        assert walk(reader, error="no such order") == [close]
+        page = reader.get("/ui/jobs", params={"status": "dead"}).text
+        assert {mail, close} <= set(jobs_of(page))
+        assert "alert(1)" not in page
+        assert "alert(1)" not in reader.get(f"/ui/jobs/{mail}").text
+    with site.visitor(token_of(site)) as admin:
+        assert walk(admin, error="alert") == [mail]
