@@ -258,6 +258,13 @@ def test_a_round_reads_some_shards_and_all_in_turn(tmp_path: Path) -> None:
         found = rounds.run_once()
         assert (found.shards_read, found.silent) == (4, [])
         assert rounds.is_complete
+        # What cannot be read any more counts as it was, and is named.
+        databases[0].run_transaction(
+            lambda connection: connection.exec_driver_sql("DROP TABLE toc_job_0003")
+        )
+        for _ in range(2):
+            found = rounds.run_once()
+        assert (found.shards_read, found.silent) == (4, ["database_0"])
     finally:
         databases.close()
 

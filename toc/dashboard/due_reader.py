@@ -93,8 +93,8 @@ class DueReader:
                     used.enter_context(closing(redis))
                     rounds.read_activity_from(redis)
                 while not self._is_over():
-                    self._publish(rounds)
-                    self._stop.wait(self._round_s if rounds.is_complete else FIRST_ROUND_S)
+                    is_first = self._publish(rounds) and not rounds.is_complete
+                    self._stop.wait(FIRST_ROUND_S if is_first else self._round_s)
         except Exception:
             log.exception("the forecast's reader has ended; the next visit starts it again")
             with self._lock:
@@ -108,16 +108,18 @@ class DueReader:
             self._thread = None
             return True
 
-    def _publish(self, rounds: DueRounds) -> None:
+    def _publish(self, rounds: DueRounds) -> bool:
+        """Runs a round; False: it failed."""
         try:
             found = rounds.run_once()
-        except TocError:
+        except Exception:
             # What was read before stays, and the page tells how old it is.
-            log.warning("the forecast cannot be read", exc_info=True)
-            return
+            log.exception("the dashboard cannot read what is due")
+            return False
         with self._lock:
             self._outlook = found
             self._news.notify_all()
+        return True
 
 
 class DueRounds:
