@@ -275,6 +275,26 @@ CREATE TABLE IF NOT EXISTS toc_occurrence (
     KEY ix_made (made_time)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
 """,
+    "toc_mass_change": """
+CREATE TABLE IF NOT EXISTS toc_mass_change (
+    mass_change_id VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    verb           VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    biz_type       VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    tenant         VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    selection      TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    rate_per_s     INT         NOT NULL,
+    chosen         INT         NOT NULL,
+    changed        INT         NOT NULL,
+    left_alone     INT         NOT NULL,
+    state          VARCHAR(16) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+    cause          VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
+    stop_actor     VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+    actor          VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    reason         TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    begin_time     DATETIME(3) NOT NULL,
+    beat_time      DATETIME(3) NOT NULL
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4
+""",
 }
 
 SHARED_SQLITE = {
@@ -442,6 +462,26 @@ CREATE TABLE IF NOT EXISTS toc_occurrence (
     job_id       BIGINT      NOT NULL,
     made_time    VARCHAR(23) NOT NULL,
     PRIMARY KEY (tenant, name, nominal_time)
+)
+""",
+    "toc_mass_change": """
+CREATE TABLE IF NOT EXISTS toc_mass_change (
+    mass_change_id VARCHAR(16) NOT NULL PRIMARY KEY,
+    verb           VARCHAR(16) NOT NULL,
+    biz_type       VARCHAR(64) NOT NULL,
+    tenant         VARCHAR(32),
+    selection      TEXT        NOT NULL,
+    rate_per_s     INTEGER     NOT NULL,
+    chosen         INTEGER     NOT NULL,
+    changed        INTEGER     NOT NULL,
+    left_alone     INTEGER     NOT NULL,
+    state          VARCHAR(16) NOT NULL,
+    cause          VARCHAR(32),
+    stop_actor     VARCHAR(96),
+    actor          VARCHAR(96) NOT NULL,
+    reason         TEXT        NOT NULL,
+    begin_time     VARCHAR(23) NOT NULL,
+    beat_time      VARCHAR(23) NOT NULL
 )
 """,
 }

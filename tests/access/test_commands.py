@@ -9,7 +9,12 @@ import pytest
 
 from tests.cli.conftest import Toc, no_settings, toc
 from tests.worker.waiting import wait_until
+from toc.access.sessions import Sessions
 from toc.access.token_text import token_id_of
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import load_settings
+from toc.runtime.sign_in_settings import RoleSettings, SignInSettings
+from toc.store.databases import Databases
 
 __all__ = ["no_settings", "toc"]
 
@@ -36,12 +41,13 @@ def test_a_token_from_its_making_to_its_end(toc: Toc) -> None:
 
     (found,) = toc("token", "list", "--json").json["tokens"]
     assert (found["token_id"], found["owner"], found["state"]) == (token_id, "shop", "valid")
+    assert found["kind"] == "token"
     assert (found["scopes"], found["types"], found["tenant"]) == (
         ["read", "schedule"], ["order.*"], "t1",
     )  # fmt: skip
     assert found["databases"] == [0, 1]
     shown = toc("token", "list").out
-    assert re.search(rf"{token_id} +shop +valid +read,schedule +order\.\* +t1", shown)
+    assert re.search(rf"{token_id} +token +shop +valid +read,schedule +order\.\* +t1", shown)
 
     assert toc("token", "revoke", token_id).out == f"token {token_id}: revoked\n"
     assert toc("token", "list", "--json").json["tokens"][0]["state"] == "revoked"
@@ -138,3 +144,20 @@ def test_the_audit_can_be_narrowed(toc: Toc) -> None:
     assert "the newest 2: --limit shows more" in limited.out
     assert toc("audit", "list", "--token", "a" * 12).out == "no entries\n"
     assert toc("audit", "list", "--since", "yesterday").code == 2
+
+
+@pytest.mark.usefixtures("migrated")
+def test_a_session_is_listed_as_one_and_nobody_makes_one_by_hand(toc: Toc) -> None:
+    refused = toc("token", "create", "--owner", "oidc:me", "--scope", "read", "--type", "*")
+    assert refused.code != 0
+    assert "owner" in refused.err
+    databases = Databases.from_settings(load_settings(), SystemClock())
+    try:
+        role = RoleSettings(groups=("*",), role="viewer", types=("mail",), tenant="t1")
+        Sessions(databases, SignInSettings(), 100).open("alice@example.com", role)
+    finally:
+        databases.close()
+    (found,) = toc("token", "list", "--json").json["tokens"]
+    assert (found["kind"], found["owner"]) == ("session", "oidc:alice@example.com")
+    assert (found["scopes"], found["types"], found["tenant"]) == (["read"], ["mail"], "t1")
+    assert toc("token", "revoke", found["token_id"]).code == 0

@@ -24,7 +24,7 @@ from toc.errors import (
     Unauthenticated,
 )
 from toc.runtime.clock import SystemClock
-from toc.store.token_rows import delete_ended_tokens, revoke_tokens
+from toc.store.token_rows import delete_ended_tokens, read_tokens, revoke_tokens
 
 
 def test_a_token_says_who_calls(world: World) -> None:
@@ -293,6 +293,31 @@ def test_old_ended_tokens_are_deleted(world: World) -> None:
     left = {token_id for (token_id,) in world.rows(0, "SELECT token_id FROM toc_token")}
     assert left == {valid.token_id, newest.token_id}
     assert over.token_id not in left
+
+
+def test_ended_sessions_are_deleted_sooner_than_other_tokens(world: World) -> None:
+    token = world.token()
+    session, newest = [world.token(owner=f"oidc:{name}") for name in ("alice", "bob")]
+    for made in (token, session, newest):
+        world.store.revoke(made.token_id)
+    world.rows(
+        0, f"UPDATE toc_token SET created_time = '2027-01-01' WHERE token_id = '{newest.token_id}'"
+    )
+    world.clock.advance(DAY)
+    ended_ms = world.clock.wall_ms()
+    assert delete_ended_tokens(world.databases[0], ended_ms, sessions_only=True) == 1
+    left = {token_id for (token_id,) in world.rows(0, "SELECT token_id FROM toc_token")}
+    assert left == {token.token_id, newest.token_id}
+
+
+def test_ended_sessions_push_no_valid_token_out_of_what_is_read(world: World) -> None:
+    world.token()
+    for number in range(6):
+        world.clock.advance(timedelta(seconds=1))
+        world.store.revoke(world.token(owner=f"oidc:{number}").token_id)
+    copy = read_tokens(world.databases[0], 3)
+    assert not copy.is_whole
+    assert [row.owner for row in copy.rows] == ["shop", "oidc:5", "oidc:4"]
 
 
 # ---- last use

@@ -69,6 +69,7 @@ class Place:
             "toc_arrival",
             "toc_recurring",
             "toc_occurrence",
+            "toc_mass_change",
         ]
         names = ", ".join(f"'{name}'" for name in (*MARKS, RECONCILED, NIGHTLY))
         marks = f"DELETE FROM toc_meta WHERE name IN ({names})"

@@ -20,6 +20,7 @@ from toc.center.center import TimeoutCenter
 from toc.domain.declared_type import DeclaredType
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import routing_bits_of
+from toc.domain.mass_change import JobSelection
 from toc.domain.pauses import Pause
 from toc.errors import TocError
 from toc.retention.purger import Purger, PurgeResult
@@ -42,6 +43,7 @@ from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypeCache, DeclaredTypes
 from toc.store.ended_jobs import DAY_MS
 from toc.store.event_reader import EventRange, EventReader
+from toc.store.mass_change_rows import MassChange, end_mass_change, insert_mass_change
 from toc.store.row_defects import LEASE_MS_MAX, RowDefects
 from toc.store.schema_status import read_schema_statuses
 from toc.store.token_rows import record_last_use, revoke_tokens
@@ -222,8 +224,9 @@ def run_jobs(place: Place, url: str) -> None:
 
 
 def web(place: Place, url: str) -> None:
-    """What clients may ask for: all jobs; and the uses and revocations of tokens, and the audit."""
+    """What clients may ask for: all jobs, mass changes; uses and revocations of tokens, and the audit."""
     run_jobs(place, url)
+    make_mass_changes(place, url)
     token_id = new_token(place)
     databases = Databases.from_settings(place.settings(url), SystemClock())
     access = Access(place.settings(url), databases, SystemClock())
@@ -236,6 +239,21 @@ def web(place: Place, url: str) -> None:
             AuditEntry(LOOPBACK_CALLER, "::1", "jobs.cancel", "1", 1, "cancelled", "r")
         )
         access.audit.run_once()
+    finally:
+        databases.close()
+
+
+def make_mass_changes(place: Place, url: str) -> None:
+    """The rows of two mass changes; the table has room for one."""
+    databases = Databases.from_settings(place.settings(url), SystemClock())
+    try:
+        for _ in range(2):
+            change = MassChange(
+                secrets.token_hex(8), "redrive", "mail", None, JobSelection("mail", None, 0).to_json(),
+                1, 1, 0, 0, "running", None, None, "operator", "a test", 0, 0,
+            )  # fmt: skip
+            assert insert_mass_change(databases[0], change, 1, rows_max=1)
+            end_mass_change(databases[0], change.mass_change_id, "done", None, 1, 0)
     finally:
         databases.close()
 

@@ -19,6 +19,7 @@ KEYS = {
     "toc_dead_job": "job_id", "toc_event": "event_id", "toc_purge": "day", "toc_declared_type": "name",
     "toc_pause": "target", "toc_token": "token_id", "toc_audit": "audit_id", "toc_webhook": "name",
     "toc_arrival": "job_id", "toc_recurring": "name", "toc_occurrence": "name",
+    "toc_mass_change": "mass_change_id",
     VERSION_TABLE: "version_num",
 }  # fmt: skip
 COLUMNS = {
@@ -99,7 +100,7 @@ def test_nobody_changes_an_event_and_only_the_purger_deletes_one(table: str) -> 
     assert deletes == {"purger"}
 
 
-@pytest.mark.parametrize("role", ["client", "worker", "operator", "web", "tokens"])
+@pytest.mark.parametrize("role", ["client", "worker", "operator", "web", "web_oidc", "tokens"])
 def test_what_the_server_says_of_an_event_is_not_for_the_account_to_say(
     place: Place, role: str
 ) -> None:

@@ -15,9 +15,14 @@ from tests.cli.conftest import Toc
 from tests.migration.conftest import run, scalar
 from tests.worker.rig import NOW, Rig
 from tests.worker.waiting import wait_until
+from toc.access.sessions import Sessions
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import routing_bits_of
+from toc.errors import StoreUnavailable
+from toc.runtime.clock import SystemClock
+from toc.runtime.sign_in_settings import RoleSettings, SignInSettings
 from toc.store.claims import OutcomeKind
+from toc.store.databases import Databases
 
 Under = Callable[[str], None]
 
@@ -188,3 +193,19 @@ def test_a_client_that_comes_before_the_first_worker_is_told_so(
     assert said.code == 4
     assert "toc_meta does not contain topic.orders.slot_amount yet" in said.err
     assert "start a worker first" in said.err
+
+
+@pytest.mark.parametrize("role", ["web", "web_oidc"])
+def test_only_a_server_with_openid_connect_begins_sessions(place: Place, role: str) -> None:
+    databases = Databases.from_settings(place.settings(place.make(role)), SystemClock())
+    sessions = Sessions(databases, SignInSettings(sessions_per_person=1), 1000)
+    viewer = RoleSettings(groups=("*",), role="viewer")
+    try:
+        if role == "web":
+            with pytest.raises(StoreUnavailable, match="denied"):
+                sessions.open("alice@example.com", viewer)
+        else:
+            sessions.open("alice@example.com", viewer)
+            sessions.open("alice@example.com", viewer)  # revokes the first one
+    finally:
+        databases.close()

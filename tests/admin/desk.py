@@ -78,7 +78,8 @@ class Desk:
         if self.world.settings.has_timer:
             client = self.world.slots.connected_client()
             for key in sorted(client.scan_iter(match=f"*{self.world.settings.namespace}*")):
-                found.append((key, client.dump(key)))
+                if not key.startswith(b"activity_"):  # any process may add to it at any time
+                    found.append((key, client.dump(key)))
         return found
 
     def statuses(self, ids: Sequence[int]) -> list[int]:

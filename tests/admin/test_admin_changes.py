@@ -494,7 +494,7 @@ def losing(monkeypatch: pytest.MonkeyPatch, times: int) -> Any:
         apply = changes_module.BulkChanges.change_jobs
 
         def applied(self: Any, *args: Any, **kwargs: Any) -> None:
-            with lose_answers(self._databases[0], times) as lost:
+            with lose_answers(self.databases[0], times) as lost:
                 made.append(lost)
                 apply(self, *args, **kwargs)
 

@@ -35,7 +35,7 @@ def _keep_admissions(node: Node) -> dict[str, Any]:
             if one.script == "limit_take":
                 _admitted.append((int(answer[0]), int(answer[2])))
             elif _admitted:
-                _admitted.append((_admitted[-1][0], -int(one.args[1])))
+                _admitted.append((_admitted[-1][0], -int(one.args[2])))
         return answers
 
     store._call = kept  # type: ignore[method-assign]

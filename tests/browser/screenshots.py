@@ -11,7 +11,8 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +47,7 @@ from toc.testing.history import Journal
 FOLDER = Path(__file__).parents[2] / "docs/images/dashboard"
 BYTES_MAX = 60_000
 COLOURS = (64, 32, 16, 8)
+GAP = 20
 MAIL, INVOICE = "mail.send", "invoice.send"
 ALL = ("schedule", "cancel", "consume", "read", "operate", "admin")
 ERRORS = (  # as texts: a traceback would show the folders of this machine
@@ -68,9 +70,10 @@ class Variant(NamedTuple):
 
 VARIANTS = (
     Variant("", 1280, 1000, "en", "light"),
-    Variant("-dark-zh", 1280, 1000, "zh", "dark"),
-    Variant("-phone", 360, 1100, "en", "light"),
+    Variant("-phone", 360, 1000, "en", "light"),
+    Variant("-phone", 360, 1000, "zh", "dark"),
 )
+"""Those with the same suffix stand side by side in one file."""
 
 
 class Scene(NamedTuple):
@@ -93,7 +96,8 @@ def open_scene(folder: Path) -> Iterator[Scene]:
         settings = Settings(
             databases=tuple(stack.enter_context(temporary_database(mysql)) for _ in range(2)),
             shards=16, redis_url=redis.url, zookeeper_hosts=zookeeper.url, pool_size=8,
-            namespace=f"shop-{secrets.token_hex(3)}", web={"port": 0},
+            namespace=f"shop-{secrets.token_hex(3)}", 
+            web={"port": 0, "sql": True, "environment": "production"},
         )  # fmt: skip
         migrate.upgrade(settings)
         declare_types(settings)
@@ -180,26 +184,31 @@ def name_of(path: str) -> str:
     return "-".join(parts) or "now"
 
 
-def take_picture(page: Page, variant: Variant) -> bytes:
-    """A PNG of few colours. What is below the height of the variant is left out."""
+def take_picture(page: Page, variant: Variant) -> Image.Image:
+    """What is below the height of the variant is left out."""
     page.set_viewport_size({"width": variant.width, "height": 300})
     height = min(variant.height, page.evaluate("document.documentElement.scrollHeight"))
     page.set_viewport_size({"width": variant.width, "height": height})
-    whole = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
-    content = b""
+    return Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+
+
+def save(file: Path, pictures: Sequence[Image.Image]) -> None:
+    """Writes the pictures side by side, as a PNG of few colours."""
+    width = sum(each.width for each in pictures) + GAP * (len(pictures) - 1)
+    whole = Image.new("RGB", (width, max(each.height for each in pictures)), "#ffffff")
+    left = 0
+    for each in pictures:
+        whole.paste(each, (left, 0))
+        left += each.width + GAP
     for colours in COLOURS:
-        file = io.BytesIO()
         whole.quantize(colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
-        content = file.getvalue()
-        if len(content) <= BYTES_MAX:
+        if file.stat().st_size <= BYTES_MAX:
             break
-    return content
+    sys.stdout.write(f"{file.name} {file.stat().st_size}\n")
 
 
 def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.png"):
-        old.unlink()
+    found: dict[str, list[Image.Image]] = defaultdict(list)
     for variant in VARIANTS:
         with visitor(
             browser, scene.site, scene.token, variant.language, color_scheme=variant.theme,
@@ -211,15 +220,21 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
             ):
                 if path.endswith("/sign-in"):
                     page.context.clear_cookies(name=TOKEN_COOKIE)
-                page.goto(path)
-                if path == "/ui/":
-                    page.wait_for_selector("h1.late")
-                    page.wait_for_selector(".state.down, .state.degraded")
-                if path == "/ui/jobs":
-                    page.goto(f"{path}?biz_id=ORDER-2026-000010")
-                file = folder / f"{name_of(path)}{variant.suffix}.png"
-                file.write_bytes(take_picture(page, variant))
-                sys.stdout.write(f"{file.name} {file.stat().st_size}\n")
+                show(page, path)
+                found[f"{name_of(path)}{variant.suffix}"].append(take_picture(page, variant))
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.png"):
+        old.unlink()
+    for name, pictures in found.items():
+        save(folder / f"{name}.png", pictures)
+
+
+def show(page: Page, path: str) -> None:
+    """Opens a page, and waits until it shows the faults."""
+    page.goto(f"{path}?biz_id=ORDER-2026-000010" if path == "/ui/jobs" else path)
+    if path == "/ui/":
+        page.wait_for_selector("h1.late")
+        page.wait_for_selector(".state.down, .state.degraded")
 
 
 def main() -> None:

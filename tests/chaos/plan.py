@@ -80,7 +80,7 @@ class Scale:
                 "queue_wait_s": 1,
                 "lease_s": self.lease_s,
                 "lease_margin_s": 1,
-                "stop_s": 10,
+                "stop_s": 2.5 * self.lease_s,  # LENGTHY takes two leases: a restart lets it end
             },
             "cluster": {"session_timeout_s": self.session_s},
             "pauses": RAMP,

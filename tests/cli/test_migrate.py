@@ -41,15 +41,15 @@ def test_it_says_what_it_did(toc: Toc) -> None:
     result = toc("migrate")
     assert result.code == 0
     assert (
-        result.out == f"2 databases at revision {HEAD}: 30 tables and 8 views brought up to date\n"
+        result.out == f"2 databases at revision {HEAD}: 32 tables and 8 views brought up to date\n"
     )
     again = toc("migrate")
     assert (again.code, again.err) == (0, "")
     assert again.out == f"2 databases at revision {HEAD}: nothing was to be done\n"
     down = toc("migrate", "--down-to", "base", "--yes")
-    assert down.out == "2 databases at revision none: 30 tables and 8 views taken back\n"
+    assert down.out == "2 databases at revision none: 32 tables and 8 views taken back\n"
     assert toc("migrate", "--json").json == {
-        "databases": 2, "revision": HEAD, "tables": 30, "views": 8, "steps": 38, "pending": [],
+        "databases": 2, "revision": HEAD, "tables": 32, "views": 8, "steps": 40, "pending": [],
     }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_its_bars_count_the_steps_of_every_revision(toc: Toc) -> None:
     result = toc("migrate")
     for database in (0, 1):
         assert f"database {database} " in result.err
-    # 15 tables, 4 views and 2 columns
-    assert result.err.count(" 21/21 ") == 2
+    # 16 tables, 4 views and 2 columns
+    assert result.err.count(" 22/22 ") == 2
     toc("migrate", "--down-to", "0001", "--yes")
     assert toc("migrate").err.count(" 2/2 ") == 2
 

@@ -92,6 +92,7 @@ class Library:
                 connection.exec_driver_sql("DELETE FROM toc_arrival")
                 connection.exec_driver_sql("DELETE FROM toc_recurring")
                 connection.exec_driver_sql("DELETE FROM toc_occurrence")
+                connection.exec_driver_sql("DELETE FROM toc_mass_change")
         self.close()
         self.clock = TestClock()
         self.connect()

@@ -18,10 +18,12 @@ def test_a_visitor_without_a_token_is_sent_to_the_page_that_asks_for_one(site: S
         for page in PAGES:
             if page.scope is None:
                 continue
-            path = page.path.format(job_id="1", biz_type="mail", name="x")
+            path = page.path.format(
+                job_id="1", biz_type="mail", name="x", mass_change_id="0123456789abcdef"
+            )
             answer = visitor.request(page.method, path, headers=OWN)
             assert answer.status_code == 303, path
-            assert answer.headers["location"] == "/ui/sign-in"
+            assert answer.headers["location"].partition("?")[0] == "/ui/sign-in"
         assert visitor.get("/ui/sign-in").status_code == 200
 
 
@@ -51,7 +53,7 @@ def test_a_revoked_token_signs_out(site: Site) -> None:
         assert visitor.get("/ui/jobs").status_code == 200
         revoke_token(site.settings, token)
         site.server.backend.access.refresh_now()
-        assert visitor.get("/ui/jobs").headers["location"] == "/ui/sign-in"
+        assert visitor.get("/ui/jobs").headers["location"] == "/ui/sign-in?next=%2Fui%2Fjobs"
 
 
 def test_signing_out_takes_the_cookie_back(site: Site) -> None:

@@ -28,6 +28,7 @@ ITEM_UNKNOWN = {"results": [{"job_id": "{id}", "outcome": "unknown", "lease_unti
 
 SCHEDULE = {"biz_type": "order.close", "cron": "0 3 * * *"}
 NO_SCHEDULES: dict[str, Any] = {"recurring": []}
+REDRIVE = {"verb": "redrive", "biz_type": "order.close"}
 
 
 class _Line(NamedTuple):
@@ -104,6 +105,19 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("POST", "/v1/all:pause"): _Line("/v1/all:pause", {"delay": 0.001}),
     ("POST", "/v1/all:resume"): _Line("/v1/all:resume", {"now": True}),
     ("GET", "/v1/pauses"): _Line("/v1/pauses", hidden={"pauses": []}),
+    ("POST", "/v1/mass_changes:count"): _Line("/v1/mass_changes:count", REDRIVE),
+    ("POST", "/v1/mass_changes"): _Line(
+        "/v1/mass_changes",
+        REDRIVE
+        | {"as_of": "2025-12-31T00:00:00Z", "expected_count": 0, "rate_per_s": 1, "reason": "-"},
+    ),
+    ("GET", "/v1/mass_changes"): _Line("/v1/mass_changes", hidden={"mass_changes": []}),
+    ("GET", "/v1/mass_changes/{mass_change_id}"): _Line(
+        "/v1/mass_changes/{change}", hidden=NOT_FOUND
+    ),
+    ("POST", "/v1/mass_changes/{mass_change_id}:stop"): _Line(
+        "/v1/mass_changes/{change}:stop", hidden=NOT_FOUND
+    ),
     ("POST", "/v1/leases"): _Line("/v1/leases", {"types": ["order.close"]}, hidden={"leases": []}),
     ("POST", "/v1/leases:finish"): _Line("/v1/leases:finish", ITEMS, ITEM_UNKNOWN),
     ("POST", "/v1/leases:fail"): _Line("/v1/leases:fail", ITEMS, ITEM_UNKNOWN),
@@ -133,8 +147,19 @@ def call(web: WebWorld, route: Route, job_id: str, biz: str, token: str | None) 
     line = CALLS[route.method, route.path]
     if route.path.endswith(":forget"):
         web.declare(f"{biz}.old")
-    body = with_ids(line.body, job_id, biz)
-    return web.call(route.method, with_ids(line.path, job_id, biz), body, token=token)
+    body, path = with_ids(line.body, job_id, biz), with_ids(line.path, job_id, biz)
+    if "{change}" in path:
+        path = path.replace("{change}", mass_change(web, biz))
+    return web.call(route.method, path, body, token=token)
+
+
+def mass_change(web: WebWorld, tenant: str) -> str:
+    """The id of a mass change of no jobs, which has ended."""
+    line = CALLS["POST", "/v1/mass_changes"]
+    made = web.post(line.path, line.body, token=web.make_token(["operate"], tenant=tenant))
+    assert (made.status_code, made.json()["state"]) == (201, "done"), made.text
+    found: str = made.json()["mass_change_id"]
+    return found
 
 
 def with_ids(document: Any, job_id: str, biz: str = "") -> Any:
@@ -217,8 +242,10 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     ):
         assert response.status_code == 201  # a job of the caller's own tenant
         return
-    if "/recurring" in route.path:
-        _assert_schedule_is_hidden(shared, route, who, blue, response)
+    if "/recurring" in route.path or "/mass_changes" in route.path:
+        is_schedule = "/recurring" in route.path
+        check = _assert_schedule_is_hidden if is_schedule else _assert_mass_change_is_hidden
+        check(shared, route, who, blue, response)
         return
     if "{job_id}" in route.path:
         missing = call(shared, route, str(shared.library.new().job_id), blue, token)
@@ -232,6 +259,24 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
         assert (response.status_code, response.json()) == (200, with_ids(line.hidden, job_id))
+
+
+def _assert_mass_change_is_hidden(
+    shared: WebWorld, route: Route, who: str, blue: str, response: Any
+) -> None:
+    """A change of others looks like a missing one; a count or change of the caller's own has no jobs here."""
+    if "{mass_change_id}" in route.path:
+        assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
+    elif route.method == "GET":
+        change_id = mass_change(shared, blue)
+        token = response.request.headers["authorization"].removeprefix("Bearer ")
+        assert change_id not in shared.get(route.path, token=token).text
+        assert change_id in shared.get(route.path, token=shared.make_token(tenant=blue)).text
+    elif who == "another type":
+        assert (response.status_code, response.json()["code"]) == (403, "forbidden")
+    else:
+        assert response.status_code in (200, 201)
+        assert response.json().get("count", 0) == 0
 
 
 def _assert_schedule_is_hidden(

@@ -37,7 +37,7 @@ def test_a_scheduled_job_is_in_the_database(web: WebWorld) -> None:
         "job_id": job_id, "biz_id": "A-42", "biz_id_is_text": True, "tenant": None,
         "biz_type": "order.close", "status": "pending", "action_time": "", "due_time": "", "attempts": 0,
         "payload": {"n": [1]}, "key": "k", "trace": None, "priority": 0, "progress": None, "result": None,
-        "countdown": None,
+        "countdown": None, "masked": False,
     }  # fmt: skip
     assert job["action_time"] == job["due_time"] == "2026-01-01T00:01:30.500Z"
 

@@ -29,7 +29,7 @@ SHARDS = 2
 SHARED = {
     "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
     "toc_pause", "toc_token", "toc_audit", "toc_webhook", "toc_arrival", "toc_recurring",
-    "toc_occurrence",
+    "toc_occurrence", "toc_mass_change",
 }  # fmt: skip
 JOB_TABLES = {"toc_job_0000", "toc_job_0001"}
 TABLES = SHARED | JOB_TABLES

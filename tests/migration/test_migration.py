@@ -90,6 +90,7 @@ def test_what_the_revisions_make_is_what_is_declared(settings: Settings, engine:
         "toc_arrival": schema.arrival_table,
         "toc_recurring": schema.recurring_table,
         "toc_occurrence": schema.occurrence_table,
+        "toc_mass_change": schema.mass_change_table,
     }
     migrated = {name: shape(engine, name) for name in TABLES}
     with engine.begin() as connection:

@@ -72,6 +72,8 @@ class Town:
         """All keys: members by ms from the clock's start, marks as they are."""
         client, found = self.slots.connected_client(), {}
         for key in client.scan_iter(match=f"*{self.world.settings.namespace}*"):
+            if key.startswith(b"activity_"):  # any process may add to it at any time
+                continue
             name = key.decode().replace(f"{self.world.settings.namespace}:", "")
             if client.type(key) == b"hash":
                 found[name] = dict(client.hgetall(key))

@@ -18,6 +18,7 @@ from unittest import mock
 from sqlalchemy import event
 
 import toc.center.center
+import toc.center.connections
 import toc.center.recurring_verbs
 import toc.node.hold_sources
 import toc.node.node
@@ -58,6 +59,18 @@ class _Deaf(Service):
 
     def run_once(self) -> float:
         return IDLE_S
+
+
+class _NoReporter(Service):
+    """In the place of the reporter of counts: they are those of this whole process, not of a run."""
+
+    is_started = True
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        super().__init__("toc-activity")
+
+    def start(self) -> None:
+        """Does nothing."""
 
 
 class _Random:
@@ -158,6 +171,8 @@ def installed(
         (toc.timer.loader, "uuid", _Uuid(rng)),
         (toc.timer.timer_server, "make_redis_client", client),
         (toc.node.node, "gc", _Collector),
+        (toc.node.node, "ActivityReporter", _NoReporter),
+        (toc.center.connections, "ActivityReporter", _NoReporter),
         (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),
         (toc.runtime.log_throttle, "_clock", ProcessClock(servers, Process("logs"), REDIS)),
         (toc.node.work_sources, "WakeupListener", _Deaf),

@@ -31,7 +31,8 @@ PAGE = (ROOT / "docs/reference/accounts.md").read_text("utf-8")
 PLACES = (
     "the database", "job tables", "`toc_meta`", "`toc_biz_type`", "`toc_dead_job`", "`toc_event`",
     "`toc_purge`", "`toc_declared_type`", "`toc_pause`", "`toc_token`", "`toc_audit`", "`toc_webhook`",
-    "`toc_arrival`", "`toc_recurring`", "`toc_occurrence`", f"`{VERSION_TABLE}`", "views",
+    "`toc_arrival`", "`toc_recurring`", "`toc_occurrence`", "`toc_mass_change`",
+    f"`{VERSION_TABLE}`", "views",
 )  # fmt: skip
 
 

@@ -101,8 +101,10 @@ MAY_READ_CLOCKS = {
 MAY_DRAW = {
     "toc/access/token_text.py": "a token's id and its secret",
     "toc/center/connections.py": "where a process' ids start",
+    "toc/dashboard/sign_in_attempt.py": "the secret of a sign-in, which nobody may guess",
     "toc/http/front_door.py": "the id of a request that brings none",
     "toc/leases/lease_context.py": "tokens of leases, which nobody may guess",
+    "toc/http/mass_change_calls.py": "the id of a mass change",
     "toc/node/lease_node.py": "hands a Random to the lease server",
     "toc/client/retry_plan.py": "spreads retries, and makes keys of calls; may be passed in",
     "toc/node/node.py": "hands a Random to the worker",
@@ -170,6 +172,7 @@ OUTSIDE = {
         "toc/runtime/setting_groups.py",
         "toc/runtime/settings.py",
         "toc/runtime/web_settings.py",
+        "toc/runtime/sign_in_settings.py",
         "toc/runtime/client_settings.py",
         "toc/runtime/key_ring.py",  # the type of a secret setting
         "toc/handlers/typed_payload.py",  # reads payloads
@@ -177,7 +180,8 @@ OUTSIDE = {
         "toc/http/",  # the documents of HTTP
         "toc/reconcile/report/summary.py",  # checks the file of an earlier run
     ),
-    "httpx": ("toc/client/transport.py", "toc/webhooks/"),
+    "httpx": ("toc/client/transport.py", "toc/webhooks/", "toc/dashboard/oidc_provider.py"),
+    "joserfc": ("toc/dashboard/oidc_provider.py",),
     "starlette": ("toc/http/", "toc/dashboard/"),
     "uvicorn": ("toc/http/",),
     "h11": ("toc/http/connections.py",),

@@ -16,6 +16,7 @@ def test_spelling() -> None:
     assert redis_keys.prepare_queue_key("toc", "default", 7) == "prepare_{toc:default_7}"
     assert redis_keys.marks_key("toc", "default", 7) == "mark_{toc:default_7}"
     assert redis_keys.wakeup_channel("toc", "default") == "wake_toc:default"
+    assert redis_keys.activity_key("toc", 29_000_000) == "activity_toc:29000000"
 
 
 @given(WORDS, WORDS, st.integers(0, 1023))

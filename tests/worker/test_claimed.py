@@ -12,7 +12,7 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import FAR, LONG_AGO, NOW, SOON, TYPE, Gate, Rig, metric, outage
 from tests.worker.waiting import remains, wait_until
 from toc.domain.job import Job, Status
-from toc.runtime.job_batch import JobBatch, PermitSource
+from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox
 from toc.timer import redis_keys
 from toc.timer.poller import Poller
@@ -21,6 +21,48 @@ from toc.timer.reminders import Reminders
 
 def refused() -> float:
     return metric("toc_settles_refused_total")
+
+
+class BrokenAdmission:
+    """An admission that cannot take anything back."""
+
+    def admit(self, wanted: int) -> int:
+        return wanted
+
+    def return_unused(self, count: int) -> None:
+        raise ArithmeticError(f"{count} cannot be returned")
+
+    def job_ended(self, job_id: int) -> None:
+        """It does not count them."""
+
+    def retry_after_s(self) -> float:
+        return 1.0
+
+
+def test_a_fetcher_gets_its_answer_even_if_an_admission_cannot_be_returned(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig()
+    rig.handler()(lambda _: None)
+    worker = rig.alone()
+    job_id = rig.center.schedule(1, FAR, biz_type=TYPE)  # not due: its admission comes back
+    shard, answer = rig.shard(job_id), BatchClaimAnswer()
+    database = rig.settings.routing.database_index(shard)
+    permits, _ = worker.permits.take_permits_in_each_database([database], 1)
+    worker.claims[0][database].enqueue(
+        JobBatch(
+            "",
+            {shard: [job_id]},
+            None,
+            rig.clock.monotonic_s(),
+            popped=False,
+            permits=permits,
+            answer=answer,
+            admissions={job_id: BrokenAdmission()},
+        )
+    )
+    wait_until(lambda: answer.is_answered, "an answer")
+    assert answer.claimed == 0
 
 
 # ---- the look at the lease

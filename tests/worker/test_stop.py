@@ -184,6 +184,7 @@ def test_a_stop_without_work_is_clean_and_leaves_no_thread(make_rig: MakeRig) ->
     rig.start()
     rig.wait_for(Status.DONE, rig.center.schedule(1, NOW, biz_type=TYPE))
     assert rig.stop() is True
+    rig.center.close()  # it has a thread too
     wait_until(
         lambda: not [t.name for t in {*threading.enumerate()} - others if t.name.startswith("toc-")]
     )

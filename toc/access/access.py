@@ -8,6 +8,7 @@ from toc.access.audit import Audit
 from toc.access.caller import Caller
 from toc.access.limits import CallLimits, FailedLogins
 from toc.access.live_jobs import LiveJobLimit
+from toc.access.sessions import Sessions
 from toc.access.token_cache import TokenCache, TokenReader
 from toc.access.tokens import ROWS_PER_TOKEN, Authenticator
 from toc.errors import TocError, Unauthenticated
@@ -32,6 +33,7 @@ class Access:
         self.audit = Audit(databases, clock, web.limits)
         self.limits = CallLimits(clock, web.limits)
         self.failed_logins = FailedLogins(clock, web.limits)
+        self.sessions = Sessions(databases, web.sign_in, web.limits.tokens)
         self.live_jobs = LiveJobLimit(databases, clock, web.limits.jobs_per_biz_id)
 
     def identify(self, authorization_header: str | None, address: str | None) -> Caller:
@@ -59,7 +61,7 @@ class Access:
         return self._cache.wait_for_first_read(wait_s)
 
     def refresh_now(self) -> None:
-        """Reads the tokens of all databases in this thread: for tests, and where no thread runs.
+        """Reads the tokens of all databases in this thread: after one was made here, and for tests.
 
         Raises StoreUnavailable.
         """

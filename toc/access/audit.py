@@ -162,7 +162,7 @@ class Audit(Service):
     def record_refused(self, entry: AuditEntry) -> None:
         """Records a refused call, or only counts it. Never blocks, never fails."""
         caller = entry.caller
-        key = f"token {caller.token_id}" if caller is not None else f"address {entry.address}"
+        key = f"token {caller.limit_key}" if caller is not None else f"address {entry.address}"
         if self._refusals.admits(key, self._row_of(entry)):
             # Half of the queue is for calls that change something: no stranger can fill it with refused ones.
             place = self._take_place(self._places_max // 2)

@@ -23,7 +23,8 @@ ANY_TYPE = "*"
 class Caller:
     """The identity of a call. toc took it from the token's row, never from what the caller says.
 
-    token_id: None where toc serves without tokens (`LOOPBACK_CALLER`). biz_types: globs of `authorise`.
+    token_id: None where toc serves without tokens (`LOOPBACK_CALLER`), and of a person whom a proxy has
+    signed in. biz_types: globs of `authorise`.
     tenant: the one tenant that the caller may touch; None: only rows without a tenant.
     """
 
@@ -37,6 +38,11 @@ class Caller:
     def actor(self) -> str:
         """The name in the events of the jobs that the caller changes: token:ID:OWNER."""
         return f"token:{self.token_id or '-'}:{self.owner}"[:ACTOR_CHARS_MAX]
+
+    @property
+    def limit_key(self) -> str:
+        """Whose calls count together: those of one token, or of one person whom a proxy names."""
+        return self.token_id or f"-:{self.owner}"
 
 
 LOOPBACK_CALLER = Caller(None, "loopback", frozenset(SCOPES), (ANY_TYPE,), None)

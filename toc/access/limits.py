@@ -80,9 +80,9 @@ class CallLimits:
         self._lock = threading.Lock()
         now_s = clock.monotonic_s()
         self._all = _Bucket(limits.calls_per_s_all, limits.burst_s, now_s)
-        self._buckets: OrderedDict[str | None, _Bucket] = OrderedDict()
-        self._open_polls: Counter[str | None] = Counter()
-        self._open_calls: Counter[str | None] = Counter()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._open_polls: Counter[str] = Counter()
+        self._open_calls: Counter[str] = Counter()
 
     def cost_of(self, items: int) -> float:
         """The cost of a bulk of so many items: one call, and `item_cost` for each further item."""
@@ -92,7 +92,7 @@ class CallLimits:
         """Takes the cost of a call, or nothing if there is not enough: then `ok` is False."""
         with self._lock:
             now_s = self._clock.monotonic_s()
-            mine = self._bucket_of(caller.token_id, now_s)
+            mine = self._bucket_of(caller.limit_key, now_s)
             cost = mine.cost_here(cost)
             enough = mine.fill(now_s) >= cost
             enough_in_all = self._all.fill(now_s) >= self._all.cost_here(cost)
@@ -115,7 +115,7 @@ class CallLimits:
 
         Without this bound one token could take all connections with slow bodies, or all places of a database.
         """
-        key = caller.token_id
+        key = caller.limit_key
         with self._lock:
             if self._open_calls[key] >= self._limits.open_calls_per_token:
                 raise TooManyCalls("open_calls_per_token", _RETRY_S_MIN)
@@ -131,7 +131,7 @@ class CallLimits:
     @contextmanager
     def long_poll(self, caller: Caller) -> Iterator[None]:
         """An open long poll. Raises TooManyCalls."""
-        key = caller.token_id
+        key = caller.limit_key
         with self._lock:
             if self._open_polls[key] >= self._limits.long_polls_per_token:
                 raise TooManyCalls("long_polls_per_token", _RETRY_S_MIN)
@@ -146,10 +146,10 @@ class CallLimits:
                 if not self._open_polls[key]:
                     del self._open_polls[key]
 
-    def _bucket_of(self, key: str | None, now_s: float) -> _Bucket:
+    def _bucket_of(self, key: str, now_s: float) -> _Bucket:
         found = self._buckets.get(key)
         if found is None:
-            # Only valid tokens get here, and `web.limits.tokens` bounds them; the oldest use goes first.
+            # Only callers who are known get here; of very many, the one with the oldest use goes first.
             if len(self._buckets) >= TOKENS_MAX:
                 self._buckets.popitem(last=False)
             found = self._buckets[key] = _Bucket(

@@ -133,7 +133,7 @@ class BulkChanges:
         reminders: ReminderUpdater | None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._settings, self._clock, self._databases = settings, clock, databases
+        self._settings, self._clock, self.databases = settings, clock, databases
         self._database_metadata, self._reminders = database_metadata, reminders
         self._stop = stop
         self.names = dict(database_metadata.types.known.names)
@@ -144,11 +144,11 @@ class BulkChanges:
     def select_databases(self, index: int | None) -> list[Database]:
         """The database with this index; all databases for None."""
         if index is None:
-            return list(self._databases)
-        if not 0 <= index < len(self._databases.all):
-            rule = f"must be from 0 to {len(self._databases.all) - 1}"
+            return list(self.databases)
+        if not 0 <= index < len(self.databases.all):
+            rule = f"must be from 0 to {len(self.databases.all) - 1}"
             raise InvalidInput("database", index, rule)
-        return [self._databases[index]]
+        return [self.databases[index]]
 
     # ---- reading
 
@@ -177,7 +177,7 @@ class BulkChanges:
             databases, sets, bounds_of_condition(where), on_progress, count_window_jobs
         )
         jobs = Jobs(
-            self._databases, self._database_metadata, lambda routing_bits: routing_bits, "nobody"
+            self.databases, self._database_metadata, lambda routing_bits: routing_bits, "nobody"
         )
         for job_id in examples:
             with suppress(NotFound):  # the job's type has no name
@@ -217,7 +217,7 @@ class BulkChanges:
     def _prepare_bulk_update(self, request: BulkRequest) -> tuple[Condition, BulkUpdate]:
         request.where.check_biz_types(self.names)
         where = request.where.make_condition(self.now_ms)
-        return where, BulkUpdate(self._databases, self.names, where, request.changeable_condition)
+        return where, BulkUpdate(self.databases, self.names, where, request.changeable_condition)
 
     def _read_row_windows(
         self,
@@ -286,7 +286,7 @@ class BulkChanges:
             on_progress(len(page.jobs))
 
         for shard, jobs in chosen.items():
-            index = self._databases.routing.database_index(shard)
+            index = self.databases.routing.database_index(shard)
             progress.databases[index].chosen += len(jobs)
         # If several dead jobs have one key, the newest is redriven.
         newest_first = request.verb is BulkVerb.REDRIVE
@@ -295,7 +295,7 @@ class BulkChanges:
             ahead = 1
         pages = (
             JobPage(
-                self._databases.database_of_shard(shard),
+                self.databases.database_of_shard(shard),
                 shard,
                 {job_id: jobs[job_id] for job_id in part},
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
-from toc.admin.where_condition import WhereCondition
 from toc.domain.argument_checks import REASON_CHARS_MAX, check_actor, check_reason
 from toc.domain.job import Status
 from toc.domain.times import MS_MAX
@@ -17,6 +18,20 @@ from toc.store.row_conditions import AllOf, Column, Comparison, Condition
 
 REASON_MAX = 900  # less than REASON_CHARS_MAX: the new time is added
 BY_MS_MAX = 10 * 366 * 86_400_000
+
+
+class RowCondition(Protocol):
+    """Which jobs a request is about: the WHERE of `toc admin`, or the selection of a mass change."""
+
+    @property
+    def text(self) -> str:
+        """The condition for people."""
+
+    def check_biz_types(self, names: Mapping[int, str]) -> None:
+        """Raises InvalidInput for a biz_type that does not exist."""
+
+    def make_condition(self, now_ms: int) -> Condition:
+        """The condition, with `now_ms` as NOW(). Raises InvalidInput."""
 
 
 class BulkVerb(StrEnum):
@@ -45,7 +60,7 @@ class BulkRequest:
     """
 
     verb: BulkVerb
-    where: WhereCondition
+    where: RowCondition
     by_ms: int | None = None
     to_ms: int | None = None
     actor: str = ""

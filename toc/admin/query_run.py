@@ -13,12 +13,16 @@ from toc.admin.expression_parser import ResultColumn
 from toc.admin.query_plan import QueryPlan, TableQuery
 from toc.admin.row_merge import JsonTable, Row, RowMerge, make_sort_key_function
 from toc.admin.sql_writer import make_final_sql, make_shard_queries
+from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.admin.syntax_tree import number_literal
 from toc.domain.routing import Routing
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
 from toc.store.query_fan_out import (
     DatabaseQuery,
     QueryFailure,
     QueryFanOut,
+    QueryLimits,
     QueryRows,
     describe_size_limit,
     row_size_bytes,
@@ -32,6 +36,19 @@ FILTER_IDS_MAX = 5000
 """Ids of other tables by which a query for jobs is filtered."""
 MERGE_BYTES = 12_000_000
 """JSON that a server may get for the final query: MariaDB accepts 16 MB in one packet."""
+
+
+def make_fan_out(settings: Settings, limits: QueryLimits) -> QueryFanOut:
+    """The read-only connections of one run. Close it."""
+    return QueryFanOut(
+        settings.databases,
+        settings.routing,
+        SystemClock(),
+        limits,
+        mysql_functions_for_sqlite,
+        settings.moving,
+        settings.mysql,
+    )
 
 
 class QueryFailed(Exception):

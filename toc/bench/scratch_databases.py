@@ -28,6 +28,7 @@ from toc.store import migrate
 from toc.store.databases import Databases
 from toc.store.sessions import session_arguments
 from toc.timer import redis_keys
+from toc.timer.activity import MINUTE_MS
 from toc.timer.lua_scripts import UNAVAILABLE, Client
 from toc.timer.redis_client import make_redis_client
 
@@ -48,11 +49,13 @@ class ScratchDatabases:
     """The benchmark's databases and a Redis client.
 
     `stocked`: `clear_tables_and_queues` keeps the rows with a business id of STOCK_FROM or more.
+    `made_ms`: when they were made, by this machine's clock.
     """
 
     settings: Settings
     databases: Databases
     client: Client
+    made_ms: int
     stocked: bool = False
 
     def clear_tables_and_queues(self) -> None:
@@ -76,6 +79,9 @@ class ScratchDatabases:
                     redis_keys.marks_key,
                 ):
                     self.client.delete(key(self.settings.namespace, topic, slot))
+        first, last = (ms // MINUTE_MS for ms in (self.made_ms, SystemClock().wall_ms()))
+        for minute in range(first - 1, last + 2):  # Redis' clock may differ from this machine's
+            self.client.delete(redis_keys.activity_key(self.settings.namespace, minute))
 
 
 @contextmanager
@@ -123,7 +129,7 @@ def create_scratch_databases(
         own = load_settings(**settings.model_dump() | changes)
         migrate.upgrade(own)
         databases = stack.enter_context(closing(Databases.from_settings(own, SystemClock())))
-        made = ScratchDatabases(own, databases, client, stocked)
+        made = ScratchDatabases(own, databases, client, SystemClock().wall_ms(), stocked)
         stack.callback(made.delete_redis_keys)
         yield made
 

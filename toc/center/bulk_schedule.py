@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from toc.center.connections import Connections
 from toc.center.job_spec import CheckedJob
 from toc.errors import SchemaMismatch, StatementFailed, StoreUnavailable, TocError
-from toc.runtime import metrics
 from toc.store.jobs import InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
 
@@ -157,7 +156,11 @@ class BulkSchedule:
             return
         for position, result in zip(part.positions, results, strict=True):
             self.inserted[position] = result
-        metrics.SCHEDULED.inc(sum([result.written for result in results]))
+        written = Counter(
+            job.biz_type for job, result in zip(wanted, results, strict=True) if result.written
+        )
+        for biz_type, count in written.items():
+            state.count_scheduled(biz_type, count)
         if state.reminder_queue is not None:
             until_ms = state.reminder_queue.near_until_ms  # asked here: most jobs may be far
             state.arm_near_jobs(

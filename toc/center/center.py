@@ -50,7 +50,6 @@ from toc.errors import (
 )
 from toc.handlers.hooks import Hooks
 from toc.handlers.registry import B, E, F, M, P, PayloadFunction, Registry, registry
-from toc.runtime import metrics
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.process_info import process_name
 from toc.runtime.settings import Settings, load_settings
@@ -244,8 +243,8 @@ class TimeoutCenter:
             if hooked is not None:
                 hooked.fail(error)
             raise
-        metrics.SCHEDULED.inc(inserted.written)
         if inserted.written:
+            state.count_scheduled(biz_type)
             to_arm = [(biz_type, Reminder(inserted.due_ms, inserted.job_id))]
             if orm_session is not None:
                 arm_after_commit(orm_session, to_arm, state.arm_near_jobs)
@@ -365,6 +364,8 @@ class TimeoutCenter:
         target = JobTarget.from_arguments(job_id, biz_id, biz_type, dedup_key, tenant)
         state = self._open_connections()
         answers = [state.jobs.cancel(found, reason, actor) for found in target.find_job_ids(state)]
+        if cancelled := sum(answer.ok for answer in answers):
+            state.count_cancelled(cancelled)
         # A job that was not cancelled outweighs the jobs that were.
         worst = next((it for it in answers if not it.ok), answers[0] if answers else None)
         return target.make_answer_for_no_job(state) if worst in (None, "unknown") else worst

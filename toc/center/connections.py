@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from toc.center.job_spec import CheckedJob
@@ -18,6 +19,7 @@ from toc.domain.routing import routing_hash_of
 from toc.domain.times import action_time_to_ms
 from toc.errors import StatementFailed, StoreUnavailable
 from toc.handlers.registry import Registry
+from toc.runtime import metrics
 from toc.runtime.clock import Clock, ServerTimeEstimate
 from toc.runtime.settings import Settings
 from toc.store.database_metadata import DatabaseMetadata
@@ -26,6 +28,7 @@ from toc.store.jobs import Jobs
 from toc.store.pauses import write_pass
 from toc.store.pull_type_follower import follow_pull_types
 from toc.store.schema_check import check_databases
+from toc.timer.activity_reporter import ActivityReporter
 from toc.timer.reminder import Reminder
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ TIME_AGE_S_MAX = 60.0
 PAUSED_S_MAX = 1.0  # after a longer pause of this machine the databases are asked again
 SLOW_S = 0.2
 STOP_S = 5.0
+LAST_REPORT_S = 1.0
+
+_scheduled_counter = cache(metrics.SCHEDULED.labels)
 
 
 class Connections:
@@ -76,12 +82,18 @@ class Connections:
             handlers or Registry(), self.databases.payload_codecs,
         )  # fmt: skip
         self.reminder_queue: ReminderQueue | None = None
+        self._activity: ActivityReporter | None = None
         if settings.has_timer:
-            self.reminder_queue = ReminderQueue(settings, self.redis_time, clock)
+            self.reminder_queue = queue = ReminderQueue(settings, self.redis_time, clock)
+            self._activity = ActivityReporter(
+                lambda: queue.reminders_in_redis, settings.namespace, clock
+            )
             if "+" in settings.redis_url:  # several hosts: only redis' own parts can check the URL
                 _ = self.reminder_queue.reminders_in_redis
 
     def close(self) -> None:
+        if self._activity is not None:
+            self._activity.stop(LAST_REPORT_S)
         if self.reminder_queue is not None:
             self.reminder_queue.close(STOP_S)
         self.database_metadata.types.close()
@@ -171,6 +183,20 @@ class Connections:
             self.reminder_queue.arm_near_reminders(
                 (topic_of_biz_type(name), reminder) for name, reminder in jobs
             )
+
+    def count_scheduled(self, biz_type: str, count: int = 1) -> None:
+        """Counts jobs that were written. The thread that reports counts starts with the first of them."""
+        _scheduled_counter(biz_type).inc(count)
+        self._start_activity()
+
+    def count_cancelled(self, count: int) -> None:
+        """Counts jobs that were cancelled."""
+        metrics.CANCELLED.inc(count)
+        self._start_activity()
+
+    def _start_activity(self) -> None:
+        if self._activity is not None and not self._activity.is_started:
+            self._activity.start()
 
     def let_through_pauses(
         self, job_id: int, now_ms: int, reason: str | None, actor: str | None

@@ -8,7 +8,6 @@ from toc.center.job_target import JobTarget
 from toc.domain.argument_checks import check_biz_type
 from toc.domain.countdown import COUNTDOWN_KEY, ArrivalAnswer, check_own_key
 from toc.errors import DuplicateJob
-from toc.runtime import metrics
 from toc.store.countdowns import NewArrival, count_arrival, insert_countdown
 from toc.store.jobs import InsertResult, OnDuplicate
 from toc.timer.reminder import Reminder
@@ -28,8 +27,8 @@ def start_countdown(
         raise DuplicateJob(
             error.job_id, error.biz_id, error.biz_type, key, running=error.running
         ) from None
-    metrics.SCHEDULED.inc(inserted.written)
     if inserted.written:
+        state.count_scheduled(job.biz_type)
         state.arm_near_jobs([(job.biz_type, Reminder(inserted.due_ms, inserted.job_id))])
     return inserted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from toc.center.connections import Connections
 from toc.center.debounce_spec import CheckedDebounce
-from toc.runtime import metrics
 from toc.store.jobs import InsertResult
 from toc.store.quiet_periods import QuietCall, debounce_job
 from toc.timer.reminder import Reminder
@@ -22,6 +21,6 @@ def debounce(state: Connections, wanted: CheckedDebounce) -> InsertResult:
     call = QuietCall(new, wanted.key, wanted.max_wait_ms)
     done = debounce_job(state.databases, state.jobs, call)
     if done.holder is None:
-        metrics.SCHEDULED.inc()
+        state.count_scheduled(wanted.job.biz_type)
         state.arm_near_jobs([(wanted.job.biz_type, Reminder(done.due_ms, done.job_id))])
     return done

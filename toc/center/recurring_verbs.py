@@ -15,7 +15,13 @@ from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
 from toc.errors import InvalidInput, NotFound
 from toc.store.recurring_chains import MadeOccurrence, RecurringChains
-from toc.store.recurring_changes import Admit, ChangedSchedule, Guard, RecurringChanges
+from toc.store.recurring_changes import (
+    Admit,
+    BackfillCount,
+    ChangedSchedule,
+    Guard,
+    RecurringChanges,
+)
 from toc.store.recurring_rows import RecurringRow
 from toc.timer.reminder import Reminder
 
@@ -176,14 +182,18 @@ class RecurringVerbs:
         Times after now are left out. Raises InvalidInput for more than `limits.backfill` times, and for a
         start before the records of made times begin (`retention.occurrence_days`).
         """
-        _check_key(name, tenant)
-        start_ms, end_ms = _moment_ms("start", start), _moment_ms("end", end)
-        if end_ms < start_ms:
-            raise InvalidInput("end", end, "must not lie before the start")
+        start_ms, end_ms = _check_backfill(name, tenant, start, end)
         state = self._connect_to_make_jobs(name, tenant)
         done = self._changes(state).backfill(name, tenant, start_ms, end_ms)
         self._arm(state, done.made)
         return BackfillResult([made.job_id for made in done.made], done.present)
+
+    def count_backfill(
+        self, name: str, start: datetime, end: datetime, *, tenant: str | None = None
+    ) -> BackfillCount:
+        """Counts the jobs that `backfill` would make now. Raises InvalidInput as it does."""
+        start_ms, end_ms = _check_backfill(name, tenant, start, end)
+        return self._changes(self._connect()).count_backfill(name, tenant, start_ms, end_ms)
 
     # ---- inside
 
@@ -244,6 +254,14 @@ def _check_words(actor: object, reason: object) -> None:
     check_reason(reason)
     if actor is not None:
         check_actor(actor)
+
+
+def _check_backfill(name: object, tenant: object, start: object, end: object) -> tuple[int, int]:
+    _check_key(name, tenant)
+    start_ms, end_ms = _moment_ms("start", start), _moment_ms("end", end)
+    if end_ms < start_ms:
+        raise InvalidInput("end", end, "must not lie before the start")
+    return start_ms, end_ms
 
 
 def _moment_ms(field: str, value: object) -> int:

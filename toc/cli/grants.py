@@ -17,11 +17,20 @@ from toc.store.account_roles import ROLES, grant_statements, password_statement,
 # Written out, because the options of all commands are built at each start. A test compares them with `ROLES`.
 RoleName = Annotated[
     Literal[
-        "migrator", "client", "worker", "web", "operator", "tokens", "reader", "purger", "mover"
+        "migrator",
+        "client",
+        "worker",
+        "web",
+        "web_oidc",
+        "operator",
+        "tokens",
+        "reader",
+        "purger",
+        "mover",
     ],
     typer.Argument(
         metavar="ROLE",
-        help="migrator, client, worker, web, operator, tokens, reader, purger or mover.",
+        help="migrator, client, worker, web, web_oidc, operator, tokens, reader, purger or mover.",
     ),
 ]
 User = Annotated[

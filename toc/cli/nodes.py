@@ -11,7 +11,7 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, time_for_people
-from toc.cluster.roster import Member, read_roster
+from toc.cluster.roster import Member, find_owners, read_roster
 from toc.runtime.settings import Settings, load_settings
 
 
@@ -32,10 +32,7 @@ def show_nodes(
         text = "there are no members: zookeeper_hosts is 'none', so each node owns everything"
         raise CommandError(text, SETTINGS)
     members = read_roster(settings)
-    holders = {
-        f"{kind} {number}": found
-        for kind, number, found in _find_owners_by_number(settings, members)
-    }
+    holders = {f"{kind} {number}": found for kind, number, found in find_owners(settings, members)}
     orphans = [thing for thing, found in holders.items() if not found]
     value = {
         "nodes": [_member_as_json(member) for member in members],
@@ -52,31 +49,12 @@ def show_nodes(
     return NO if orphans else OK
 
 
-Owners = list[tuple[str, int]]
-"""Nodes that say they own a slot or shard, and since when in ms: normally one; for a moment none, or two."""
-
-
-def _find_owners_by_number(
-    settings: Settings, members: Sequence[Member]
-) -> Iterator[tuple[str, int, Owners]]:
-    """("slot of TOPIC" or "shard", its number, its owners) for each slot and shard."""
-    things = [
-        (f"slot of {topic}", amount, {m.identity: m.slots.get(topic, {}) for m in members})
-        for topic, amount in settings.slot_amounts.items()
-    ]
-    things.append(("shard", settings.shards, {m.identity: m.shards for m in members}))
-    for kind, amount, held in things:
-        for number in range(amount):
-            owners = [(node, since[number]) for node, since in held.items() if number in since]
-            yield kind, number, owners
-
-
 _OWNER_COLUMNS = ("what", ">no", "owner", "since")
 _NODE_COLUMNS = ("node", "leads", "joined", ">slots", ">shards", "handles", "version", "http")
 
 
 def _make_owner_rows(settings: Settings, members: Sequence[Member]) -> Iterator[Sequence[object]]:
-    for kind, number, owners in _find_owners_by_number(settings, members):
+    for kind, number, owners in find_owners(settings, members):
         for owner, since_ms in owners:
             yield kind, number, owner, time_for_people(since_ms)
         if not owners:

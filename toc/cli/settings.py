@@ -109,6 +109,8 @@ def make_settings_markdown() -> str:
 def _mask_value(value: object) -> object:
     if isinstance(value, str):
         return mask_secrets(str(value))  # a SecretUrl hides its own password
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
     if isinstance(value, dict):
         return {str(key): _mask_value(part) for key, part in value.items()}
     return [_mask_value(part) for part in value] if isinstance(value, (tuple, list)) else value

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,24 +13,28 @@ from typing import Annotated, Any
 import typer
 
 from toc.admin.expression_parser import ResultColumn
+from toc.admin.query_cells import convert_rows, csv_lines
 from toc.admin.query_plan import QueryPlan, plan_query
-from toc.admin.query_run import MERGE_BYTES, QueryFailed, QueryResult, QueryRun, shard_row_limit
+from toc.admin.query_run import (
+    MERGE_BYTES,
+    QueryFailed,
+    QueryResult,
+    QueryRun,
+    make_fan_out,
+    shard_row_limit,
+)
 from toc.admin.sql_writer import make_shard_queries, make_sql, sql_for_display
-from toc.admin.sqlite_functions import mysql_functions_for_sqlite
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, SETTINGS, UNAVAILABLE, USAGE, CommandError, print_error_line
 from toc.cli.output import Output, one_line_json, printable_text
 from toc.cli.progress_bar import progress_bar
 from toc.cli.time_texts import iso_utc, time_for_people
-from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 from toc.store.column_types import ms_of_sql_time
-from toc.store.query_fan_out import QueryFanOut, QueryLimits
+from toc.store.query_fan_out import QueryLimits
 
 STATEMENT_BYTES_MAX = 1_000_000
 _PROGRESS_AFTER_S = 1.0
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Characters that begin a formula in a spreadsheet; the last four are the full-width forms."""
 _EXACT_MAX = 2**53  # the largest exact whole number in a double, which most JSON readers use
 _CODES = {
     "down": UNAVAILABLE, "refused": SETTINGS, "schema": SETTINGS, "time": NO, "statement": USAGE,
@@ -164,15 +167,7 @@ def _parse_set_options(given: Sequence[str]) -> dict[str, str]:
 def _run_query(
     plan: QueryPlan, settings: Settings, limits: QueryLimits, **options: Any
 ) -> QueryResult:
-    fan_out = QueryFanOut(
-        settings.databases,
-        settings.routing,
-        SystemClock(),
-        limits,
-        mysql_functions_for_sqlite,
-        settings.moving,
-        settings.mysql,
-    )
+    fan_out = make_fan_out(settings, limits)
     try:
         with closing(fan_out), progress_bar("asking tables", after_s=_PROGRESS_AFTER_S) as show:
             run = QueryRun(plan, settings.routing, fan_out, progress=show, **options)
@@ -224,10 +219,7 @@ def _print_plan(
 
 def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
     columns = result.columns
-    values = [
-        [_convert_column_value(column, value) for column, value in zip(columns, row, strict=True)]
-        for row in result.rows
-    ]
+    values = convert_rows(result)
     if as_csv:
         _print_csv([column.name for column in columns], values)
     elif output.as_json:
@@ -241,11 +233,8 @@ def _print_result(output: Output, result: QueryResult, *, as_csv: bool) -> None:
 def _print_csv(names: list[str], rows: list[list[Any]]) -> None:
     # A terminal would obey control characters; a file or a pipe gets the exact texts.
     safe = printable_text if sys.stdout.isatty() else str
-    csv.writer(sys.stdout, lineterminator="\n").writerow(
-        [safe(_defuse_formula(name)) for name in names]
-    )
-    for row in rows:
-        sys.stdout.write(safe(",".join(map(_cell_for_csv, row))) + "\n")
+    for line in csv_lines(names, rows):
+        sys.stdout.write(safe(line) + "\n")
 
 
 def _result_as_json(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any]:
@@ -265,38 +254,10 @@ def _result_as_json(result: QueryResult, rows: list[list[Any]]) -> dict[str, Any
     }
 
 
-def _convert_column_value(column: ResultColumn, value: Any) -> Any:
-    """Converts a value to its column's type. SQLite has times as texts, large ids as negative numbers, and
-    sums beyond 64 bits as texts.
-    """
-    if isinstance(value, str) and column.kind in ("time", "date"):
-        return datetime.fromisoformat(value) if column.kind == "time" else date.fromisoformat(value)
-    if column.is_id and isinstance(value, int) and value < 0:
-        return value + 2**64
-    return int(value) if column.kind == "number" and isinstance(value, str) else value
-
-
 def _cell_for_people(value: Any) -> str:
     if value is None:
         return "NULL"
     return time_for_people(ms_of_sql_time(value)) if isinstance(value, datetime) else str(value)
-
-
-def _cell_for_csv(value: Any) -> str:
-    """NULL is an empty cell, a text is in quotes, so the empty text is "" (as PostgreSQL writes CSV).
-
-    Python's csv module can write that from 3.12 on only. A text that a spreadsheet would run as a formula
-    gets an apostrophe before it.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return '"' + _defuse_formula(value).replace('"', '""') + '"'
-    return str(iso_utc(ms_of_sql_time(value)) if isinstance(value, datetime) else value)
-
-
-def _defuse_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _cell_for_json(column: ResultColumn, value: Any) -> Any:

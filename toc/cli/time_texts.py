@@ -6,7 +6,7 @@ import re
 from datetime import datetime, timedelta
 
 from toc.domain.duration_texts import MS_OF_UNIT, duration_text, relative_time
-from toc.domain.times import datetime_of
+from toc.domain.times import iso_utc
 from toc.errors import InvalidInput
 
 __all__ = [
@@ -33,13 +33,6 @@ def parse_time_argument(text: str) -> datetime | timedelta:
     if moment.tzinfo is None:
         raise InvalidInput("WHEN", text, "must know its zone: add Z, or an offset like +08:00")
     return moment
-
-
-def iso_utc(ms: int | None) -> str | None:
-    """Milliseconds since 1970 for JSON: 2030-01-31T08:00:00.000Z."""
-    if ms is None:
-        return None
-    return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def time_for_people(ms: int | None) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from toc.access.sessions import is_session
 from toc.access.tokens import EXPIRY_MAX, ListedToken, TokenStore
 from toc.cli.clients import current_person
 from toc.cli.common_options import answering_command
@@ -61,6 +62,8 @@ def create_token(
     This is the only time that it is shown; the databases hold a hash. All databases must answer.
     Processes accept the token within seconds.
     """
+    if is_session(owner):
+        raise InvalidInput("owner", owner, "must not begin as the owners of sessions do")
     with _open_token_store() as store:
         made = store.create(
             owner=owner,
@@ -76,19 +79,31 @@ def create_token(
 
 @answering_command
 def list_tokens(output: Output) -> None:
-    """List the tokens of all databases, newest first: owner, rights, expiry, last use.
+    """List the tokens of all databases, newest first: kind, owner, rights, expiry, last use.
 
-    The last use is written once a minute. A token that is missing in a database is valid all the same.
+    The kind is token, or session: a person signed in to the dashboard. The last use is written
+    once a minute. A token that is missing in a database is valid all the same.
     """
     with _open_token_store() as store:
         tokens = store.list()
-    columns = ("token_id", "owner", "state", "scopes", "types", "tenant", "expires", "last used")
+    columns = (
+        "token_id",
+        "kind",
+        "owner",
+        "state",
+        "scopes",
+        "types",
+        "tenant",
+        "expires",
+        "last used",
+    )
     output.print_table(
         {"tokens": [_token_as_json(token) for token in tokens]},
         columns,
         [
             (
                 token.caller.token_id,
+                _kind_of(token),
                 token.caller.owner,
                 _state_of(token),
                 ",".join(sorted(token.caller.scopes)),
@@ -145,6 +160,10 @@ def _parse_expiry(text: str) -> timedelta | None:
     return found
 
 
+def _kind_of(token: ListedToken) -> str:
+    return "session" if is_session(token.caller.owner) else "token"
+
+
 def _state_of(token: ListedToken) -> str:
     if token.revoked_ms is not None:
         return "revoked"
@@ -154,6 +173,7 @@ def _state_of(token: ListedToken) -> str:
 def _token_as_json(token: ListedToken) -> dict[str, Any]:
     return {
         "token_id": token.caller.token_id,
+        "kind": _kind_of(token),
         "owner": token.caller.owner,
         "state": _state_of(token),
         "scopes": sorted(token.caller.scopes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,3 +74,20 @@ def _parse_member(identity: str, leads: bool, joined_ms: int, data: bytes) -> Me
         )
     except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return Member(identity, leads, joined_ms)
+
+
+Owners = list[tuple[str, int]]
+"""Nodes that say they own a slot or shard, and since when in ms: normally one; for a moment none, or two."""
+
+
+def find_owners(settings: Settings, members: Sequence[Member]) -> Iterator[tuple[str, int, Owners]]:
+    """("slot of TOPIC" or "shard", its number, its owners) for each slot and shard."""
+    things = [
+        (f"slot of {topic}", amount, {m.identity: m.slots.get(topic, {}) for m in members})
+        for topic, amount in settings.slot_amounts.items()
+    ]
+    things.append(("shard", settings.shards, {m.identity: m.shards for m in members}))
+    for kind, amount, held in things:
+        for number in range(amount):
+            owners = [(node, since[number]) for node, since in held.items() if number in since]
+            yield kind, number, owners

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -17,6 +17,7 @@ from starlette.types import Scope as AsgiScope
 
 from toc.access.caller import Scope
 from toc.dashboard.render import render
+from toc.dashboard.sign_in_attempt import PAGE_CHARS_MAX
 from toc.dashboard.texts import texts_of
 from toc.dashboard.visit import Visit, identify_visitor, language_of
 from toc.dashboard.watcher import Watcher
@@ -78,6 +79,7 @@ class PageDoor:
                 await asyncio.to_thread(self._backend.start)
             if request.method == "POST":
                 require_own_origin(request, visit)
+                self._require_writable(visit)
             visit = Visit(
                 self._backend, self._watcher, request, self._identify(request), visit.texts,
                 await read_form(request) if request.method == "POST" else {},
@@ -107,6 +109,11 @@ class PageDoor:
             async with asyncio.timeout(self._backend.settings.web.limits.call_s):
                 return await self._page.show(visit)
 
+    def _require_writable(self, visit: Visit) -> None:
+        """Raises HttpProblem for a change in a read-only dashboard. Signing in and the language are none."""
+        if self._page.scope is not None and self._backend.settings.web.dashboard_read_only:
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "read_only", visit.texts["read_only_refused"])
+
     def _identify(self, request: Request) -> Any:
         try:
             return identify_visitor(self._backend, request)
@@ -124,8 +131,14 @@ class PageDoor:
 
 
 def to_sign_in(visit: Visit) -> Response:
-    """Sends a visitor to the page that asks for a token; a fragment cannot be sent there: 401."""
-    return RedirectResponse(f"{visit.root}/ui/sign-in", HTTPStatus.SEE_OTHER)
+    """Sends a visitor to the page that asks for a token, and later back to the page of this request."""
+    url = visit.request.url
+    page = f"{url.path}?{url.query}" if url.query else url.path
+    address = f"{visit.root}/ui/sign-in"
+    is_other_page = visit.request.method == "GET" and page != f"{visit.root}/ui/"
+    if is_other_page and len(page) <= PAGE_CHARS_MAX:
+        address += f"?{urlencode({'next': page})}"
+    return RedirectResponse(address, HTTPStatus.SEE_OTHER)
 
 
 def require_own_origin(request: Request, visit: Visit) -> None:

@@ -6,8 +6,11 @@ import asyncio
 
 from starlette.responses import HTMLResponse, Response
 
+from toc.access.authorise import is_allowed
+from toc.dashboard.activity_view import make_view
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
+from toc.dashboard.watcher import Overview
 
 LATE_S = 1.0  # a job that waits for less is about to start
 OLD_MS = 30_000
@@ -15,11 +18,32 @@ OLD_MS = 30_000
 
 async def show_now(visit: Visit) -> Response:
     """GET /ui/."""
-    overview = await asyncio.to_thread(visit.watcher.look)
-    if overview is None:
-        raise TimeoutError("no server has answered yet")
+    overview = require_overview(await asyncio.to_thread(visit.watcher.look))
     overdue = overview.overdue
     headline = "late" if overdue.late_s > LATE_S else "unknown" if overdue.silent else "fine"
-    is_old = visit.backend.clock.wall_ms() - overview.taken_ms > OLD_MS
-    html = render(visit, "now.html", overview=overview, headline=headline, is_old=is_old)
+    person = visit.person
+
+    def may_read(biz_type: str | None) -> bool:
+        # The counts are of all tenants: who may read one tenant alone sees none of them.
+        return person.tenant is None and is_allowed(person, "read", biz_type, None)
+
+    view = None
+    if overview.activity is not None:
+        view = make_view(overview.activity, overview.pauses, may_read, visit.texts)
+    html = render(
+        visit, "now.html", overview=overview, headline=headline, is_old=is_old(visit, overview),
+        activity=view, has_timer=visit.backend.settings.has_timer,
+    )  # fmt: skip
     return HTMLResponse(html)
+
+
+def require_overview(overview: Overview | None) -> Overview:
+    """Raises TimeoutError for None."""
+    if overview is None:
+        raise TimeoutError("no server has answered yet")
+    return overview
+
+
+def is_old(visit: Visit, overview: Overview) -> bool:
+    """Whether the servers answer so slowly that the page must say it."""
+    return visit.backend.clock.wall_ms() - overview.taken_ms > OLD_MS

@@ -1,8 +1,7 @@
-"""The pages Dead, Recurring, Cluster and Audit."""
+"""The pages Dead and Audit."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections import defaultdict
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from starlette.responses import HTMLResponse, Response
 from toc.access.audit_list import list_audit
 from toc.access.authorise import is_allowed
 from toc.access.token_text import is_token_id
-from toc.cluster.roster import read_roster
-from toc.dashboard.actions import said
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
-from toc.errors import ClusterUnavailable
-from toc.http import recurring_calls
+from toc.domain.mass_change import error_class_of
 from toc.http.declared import not_allowed
+from toc.http.masks import mask_dead_job
 
 DEAD_READ_MAX = 1000
 AUDIT_SHOWN = 100
@@ -44,10 +41,21 @@ async def show_dead(visit: Visit) -> Response:
     read = functools.partial(visit.backend.center.dead, limit)
     jobs = await visit.backend.calls.run(_DATABASE, read)
     caller = visit.person
-    seen = [job for job in jobs if is_allowed(caller, "read", job.biz_type, job.tenant)]
+    seen = [
+        mask_dead_job(visit.backend, caller, job)
+        for job in jobs
+        if is_allowed(caller, "read", job.biz_type, job.tenant)
+    ]
+    groups = group_dead(seen)
+    operable = {
+        each.biz_type
+        for each in groups
+        if is_allowed(caller, "operate", each.biz_type, caller.tenant)
+    }
     html = render(
-        visit, "dead.html", groups=group_dead(seen), is_cut=len(jobs) == limit, limit=limit
-    )
+        visit, "dead.html", groups=groups, is_cut=len(jobs) == limit, limit=limit,
+        operable=operable,
+    )  # fmt: skip
     return HTMLResponse(html)
 
 
@@ -64,39 +72,6 @@ def group_dead(jobs: list[DeadJob]) -> list[DeadGroup]:
         for (biz_type, error), found in groups.items()
     ]  # fmt: skip
     return sorted(made, key=lambda group: (-group.count, group.biz_type, group.error))
-
-
-def error_class_of(error: str) -> str:
-    """What stands before the first colon of the first line, as ValueError; else the line, cut off."""
-    line = next(iter(error.strip().splitlines()), "")
-    name, colon, _ = line.partition(":")
-    return (name if colon and name.replace(".", "").isidentifier() else line)[:80]
-
-
-async def show_recurring(visit: Visit) -> Response:
-    """GET /ui/recurring."""
-    reply = await recurring_calls.list_schedules(visit.backend, visit.call())
-    schedules = reply.document["recurring"]
-    operable = {
-        each["name"]
-        for each in schedules
-        if is_allowed(visit.person, "operate", each["biz_type"], visit.person.tenant)
-    }
-    html = render(visit, "recurring.html", schedules=schedules, operable=operable, said=said(visit))
-    return HTMLResponse(html)
-
-
-async def show_cluster(visit: Visit) -> Response:
-    """GET /ui/cluster: the nodes in ZooKeeper."""
-    settings, members, failure = visit.backend.settings, [], ""
-    if settings.has_cluster:
-        try:
-            members = await asyncio.to_thread(read_roster, settings)
-        except ClusterUnavailable as error:
-            failure = str(error)
-    return HTMLResponse(
-        render(visit, "cluster.html", settings=settings, members=members, failure=failure)
-    )
 
 
 async def show_audit(visit: Visit) -> Response:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from toc.dashboard.static_files import static_url
 from toc.dashboard.visit import Visit
@@ -23,7 +23,7 @@ def environment() -> Environment:
         loader=PackageLoader("toc.dashboard"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"moment": moment, "pretty": pretty_json}
+    made.filters |= {"moment": moment, "pretty": pretty_json, "fill": fill, "jobs": jobs_text}
     return made
 
 
@@ -45,6 +45,16 @@ def moment(value: int | str | None) -> Markup | str:
         at = datetime.fromisoformat(value).astimezone(UTC)
     machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{}</time>').format(machine, f"{at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def fill(text: str, **values: Any) -> Markup:
+    """A text of texts.toml with its {names} replaced; what is no Markup is escaped."""
+    return escape(text).format(**values)
+
+
+def jobs_text(jobs: float) -> str:
+    """A number of jobs, which may be an estimate."""
+    return f"{jobs:,.0f}" if jobs >= 10 or jobs == round(jobs) else f"{jobs:.2g}"
 
 
 def pretty_json(value: Any) -> str:

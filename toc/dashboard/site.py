@@ -6,11 +6,23 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute, Route
 
-from toc.dashboard import jobs_pages, now_page, operation_pages, sign_in_page
+from toc.dashboard import (
+    cluster_page,
+    forecast_page,
+    jobs_pages,
+    mass_pages,
+    now_page,
+    operation_pages,
+    reconcile_page,
+    recurring_pages,
+    sign_in_page,
+    sql_page,
+)
 from toc.dashboard.actions import button
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
 from toc.dashboard.watcher import Watcher
+from toc.errors import SettingsError
 from toc.http.backend import Backend
 
 PAGES = (
@@ -19,9 +31,11 @@ PAGES = (
     Page("/ui/jobs/{job_id}", jobs_pages.show_job),
     Page("/ui/types", jobs_pages.show_types),
     Page("/ui/dead", operation_pages.show_dead),
-    Page("/ui/recurring", operation_pages.show_recurring),
-    Page("/ui/cluster", operation_pages.show_cluster),
+    Page("/ui/recurring", recurring_pages.show_recurring),
+    Page("/ui/recurring/{name}", recurring_pages.show_schedule),
+    Page("/ui/cluster", cluster_page.show_cluster),
     Page("/ui/audit", operation_pages.show_audit, "admin"),
+    Page("/ui/forecast", forecast_page.show_forecast),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),
@@ -30,6 +44,15 @@ PAGES = (
     button("/v1/recurring/{name}:pause", "/ui/recurring"),
     button("/v1/recurring/{name}:resume", "/ui/recurring"),
     button("/v1/recurring/{name}:run", "/ui/recurring"),
+    button("/v1/recurring/{name}:backfill", "/ui/recurring/{name}"),
+    Page("/ui/reconcile", reconcile_page.show_reconcile),
+    Page("/ui/sql", sql_page.show_sql, "admin"),
+    Page("/ui/sql", sql_page.run_sql, "admin", "POST"),
+    Page("/ui/mass_changes", mass_pages.show_changes),
+    Page("/ui/mass_changes/new", mass_pages.show_form, "operate"),
+    Page("/ui/mass_changes", mass_pages.start_change, "operate", "POST"),
+    Page("/ui/mass_changes/{mass_change_id}", mass_pages.show_change),
+    button("/v1/mass_changes/{mass_change_id}:stop", "/ui/mass_changes/{mass_change_id}"),
     Page("/ui/sign-in", sign_in_page.show_sign_in, None),
     Page("/ui/sign-in", sign_in_page.sign_in, None, "POST"),
     Page("/ui/sign-out", sign_in_page.sign_out, None, "POST"),
@@ -38,12 +61,28 @@ PAGES = (
 
 
 def make_site(backend: Backend) -> Sequence[BaseRoute]:
-    """The routes of the dashboard; none if `web.dashboard` is false."""
+    """The routes of the dashboard; none if `web.dashboard` is false. Raises SettingsError."""
     if not backend.settings.web.dashboard:
         return ()
     watcher = Watcher(backend.settings, backend.clock)
     backend.at_stop(watcher.stop)
+    pages = (*PAGES, *_make_oidc_pages(backend))
     routes = [
-        Route(page.path, PageDoor(page, backend, watcher), methods=[page.method]) for page in PAGES
+        Route(page.path, PageDoor(page, backend, watcher), methods=[page.method]) for page in pages
     ]
     return [*routes, Route("/ui/static/{name:path}", send_static, methods=["GET"])]
+
+
+def _make_oidc_pages(backend: Backend) -> Sequence[Page]:
+    """The pages of the sign-in by OpenID Connect, if the settings have a provider. Raises SettingsError."""
+    if backend.settings.web.sign_in.oidc.issuer is None:
+        return ()
+    try:
+        from toc.dashboard.oidc_pages import OidcPages  # noqa: PLC0415 - of the extra oidc
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("joserfc", "httpx"):
+            raise
+        raise SettingsError(
+            f"web.sign_in.oidc: needs the package {error.name}: pip install 'toc[oidc]'"
+        ) from None
+    return OidcPages(backend).pages()

@@ -14,10 +14,13 @@ from starlette.responses import Response
 _FILES = {
     "app.css": "text/css",
     "app.js": "text/javascript",
+    "forecast.js": "text/javascript",
+    "charts.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",
     "vendor/uplot.min.js": "text/javascript",
     "vendor/uplot.min.css": "text/css",
+    "answer_chart.js": "text/javascript",
 }
 _YEAR_S = 31_536_000
 

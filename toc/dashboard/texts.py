@@ -36,6 +36,17 @@ class Texts:
         parts.append(f"{rest} {self['seconds']}")
         return " ".join(parts[:2])
 
+    def lateness(self, seconds: float | None) -> str:
+        """A measured time: 0.4 ms, 25 ms, 3.2 s, 4 min 10 s; "-" if there is none."""
+        if seconds is None:
+            return "-"
+        if seconds == float("inf"):  # above the last bucket
+            return f"> 1 {self['hours']}"
+        if seconds >= 1:
+            return self.duration(seconds)
+        ms = seconds * 1000
+        return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
+
 
 @cache
 def read_table() -> dict[str, dict[str, str]]:

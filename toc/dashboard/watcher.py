@@ -7,27 +7,40 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from toc.dashboard.activity_view import HISTORY_MINUTES
+from toc.dashboard.backlog import Backlog, BacklogMeter
+from toc.dashboard.due_reader import DueReader
 from toc.domain.pauses import PauseInfo
+from toc.node.cluster_state import ClusterState
 from toc.node.health import HealthPart
 from toc.node.status_reader import MostOverdue, StatusReader
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
+from toc.timer.activity import MinuteActivity
 
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
 WATCHED_S = 60.0  # the reading goes on for so long after the last visit
 FIRST_WAIT_S = 5.0
+OVERDUE_MS = 1000  # a job that waits for less is about to start
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What was read, and when, in ms since 1970 by this machine's clock."""
+    """What was read, and when, in ms since 1970 by this machine's clock.
+
+    activity: the last minutes, of which the last one is running; None: no Redis, or no answer. backlog: None:
+    a database does not answer.
+    """
 
     taken_ms: int
     parts: Sequence[HealthPart]
     overdue: MostOverdue
     pauses: Sequence[PauseInfo]
+    cluster: ClusterState
+    activity: Sequence[MinuteActivity] | None
+    backlog: Backlog | None
 
     @property
     def problems(self) -> list[HealthPart]:
@@ -36,7 +49,10 @@ class Overview:
 
 
 class Watcher:
-    """Has the newest Overview. Its thread starts with a visit, and ends when nobody looks any more."""
+    """Has the newest Overview. Its thread starts with a visit, and ends when nobody looks any more.
+
+    due: has the newest forecast.
+    """
 
     def __init__(self, settings: Settings, clock: Clock, refresh_s: float = REFRESH_S) -> None:
         self._settings, self._clock, self._refresh_s = settings, clock, refresh_s
@@ -46,6 +62,8 @@ class Watcher:
         self._last_visit_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self.due = DueReader(settings, clock)
+        self._meter = BacklogMeter()
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> Overview | None:
         """The newest Overview; waits for the first one. None: it did not come in time. Blocks."""
@@ -61,7 +79,8 @@ class Watcher:
             return self._overview
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
+        self.due.stop()
         self._stop.set()
         thread = self._thread
         if thread is not None:
@@ -93,12 +112,20 @@ class Watcher:
         try:
             servers = reader.check_servers()
             duties = reader.check_duties()
+            cluster = reader.read_cluster_state()
+            activity = reader.read_activity(HISTORY_MINUTES)
+            overdue = reader.count_overdue(OVERDUE_MS)
         except Exception:
             # What was read before stays, and the page tells how old it is.
             log.exception("the dashboard cannot read the state of toc")
             return
         parts = [*duties.parts, *servers]
-        found = Overview(self._clock.wall_ms(), parts, duties.overdue, duties.pauses)
+        backlog = None
+        if overdue is not None:
+            backlog = self._meter.add_count(self._clock.monotonic_s(), overdue)
+        found = Overview(
+            self._clock.wall_ms(), parts, duties.overdue, duties.pauses, cluster, activity, backlog
+        )
         with self._lock:
             self._overview = found
             self._news.notify_all()

@@ -29,6 +29,13 @@ def datetime_of(ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=ms)
 
 
+def iso_utc(ms: int | None) -> str | None:
+    """Milliseconds since 1970 as a text in UTC: 2030-01-31T08:00:00.000Z; None for None."""
+    if ms is None:
+        return None
+    return datetime_of(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def action_time_to_ms(value: datetime | timedelta, now_ms: int) -> int:
     """Converts the action time that a caller gives to milliseconds since 1970, rounded up.
 

@@ -7,6 +7,7 @@
     endpoint       what happens with each call: identity, limits, body, deadline, audit, errors
     backend        what the calls share: center, catalogue of types, tokens, audit, limits
     job_calls, job_verbs, lease_calls, declaration_calls   the actions; job_checks: the checks of new jobs
+    mass_change_calls, mass_runs            mass changes: the actions, and the threads that make them
     models, problems, strict_json, wire_times   documents, errors, JSON and times of HTTP
     openapi, openapi_links   the OpenAPI document, made from the table and the models
     serve, listening, connections           `toc web`: uvicorn with bounds

@@ -19,6 +19,7 @@ from toc.domain.routing import routing_hash_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
 from toc.http.database_calls import DatabaseCalls
+from toc.http.mass_runs import MassRuns
 from toc.leases.lease_server import LeaseServer
 from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS = 4  # of the audit, the tokens and the catalogue: they must not wait for those of calls
 EXPLANATIONS_MAX = 4  # at the same time: each opens connections to all servers
+MASS_READS_MAX = 2  # as explanations
 HEALTH_AGE_S_MAX = 2.0
 
 
@@ -48,8 +50,11 @@ class Backend:
         self.catalogue = self._lease_node.catalogue
         self.calls = DatabaseCalls(settings)
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
+        self.mass_reads = asyncio.Semaphore(MASS_READS_MAX)
+        self.mass_runs = MassRuns(settings, self.clock, self.databases[0], self.access)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False
+        self.query_callers: set[str] = set()  # people whose statement runs on the page SQL
         self.is_stopping = False  # calls that wait are answered at once
         self._health = HealthProbe(self)
         self._stops: list[Callable[[], object]] = []
@@ -90,6 +95,7 @@ class Backend:
             for stop in self._stops:
                 stop()
             self.calls.close()
+            self.mass_runs.stop()
             self.access.stop()
             self._lease_node.stop()
             self.databases.close()
@@ -106,6 +112,10 @@ class Backend:
         if not self._has_leases:
             await asyncio.to_thread(self._start_leases_once)
         return self._lease_node.server
+
+    def count_waiting_consumers(self) -> dict[str, int]:
+        """How many consumers wait at this process for jobs of each type; one of several counts for each."""
+        return self._lease_node.server.count_waiters_by_type() if self._has_leases else {}
 
     def _start_leases_once(self) -> None:
         with self._start_lock:

@@ -18,6 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from toc.runtime.settings import Settings
 
+PEER = "toc.peer"
+"""In the scope of a request: address and port of who has connected, whatever the headers say."""
 HEAD_S_MAX = (
     10.0  # from the connection, or the first byte of a further request, to the end of the head
 )
@@ -71,6 +73,10 @@ class BoundedProtocol(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
+        if self.cycle is not before and self.cycle is not None:
+            # The app begins later, and a middleware may replace "client" by what a header says.
+            scope: Any = self.cycle.scope
+            scope[PEER] = scope["client"]
         if self.cycle is not before and not self.is_idle:
             self._set_deadline(self.request_s_max)
 

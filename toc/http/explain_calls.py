@@ -7,6 +7,7 @@ import functools
 from http import HTTPStatus
 from typing import Any
 
+from toc.access.caller import Caller
 from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
 from toc.admin.job_meaning import describe_job_state
 from toc.domain.job import Event
@@ -15,6 +16,7 @@ from toc.http.backend import Backend
 from toc.http.call import Call, Reply
 from toc.http.job_calls import read_job
 from toc.http.job_documents import job_document
+from toc.http.masks import mask_job, mask_reason
 from toc.http.wire_times import format_time
 from toc.store.job_details import JobDetails
 
@@ -29,22 +31,25 @@ async def explain(backend: Backend, call: Call) -> Reply:
         raise StoreUnavailable(found.home.database, found.database_error)
     if found.record is None:  # deleted in between
         raise NotFound("no such job")
-    return Reply(_explanation_document(backend, found, found.record))
+    return Reply(_explanation_document(backend, call.caller, found, found.record))
 
 
 def _explanation_document(
-    backend: Backend, found: JobExplanation, record: JobDetails
+    backend: Backend, caller: Caller, found: JobExplanation, record: JobDetails
 ) -> dict[str, Any]:
+    shown = mask_job(backend, caller, job_document(record.job))
+    hides = shown["masked"]
+    events = [_event_document(event) for event in found.events]
     delays = compute_job_delays(record)
     place = found.own_topic_reminder
     return {
-        "job": job_document(record.job),
+        "job": shown,
         "means": describe_job_state(found, backend.settings).text,
         "armed_time": format_time(None if place is None else place.armed_ms),
         "claimed_after_ms": delays.claimed_after_ms,
         "ended_after_ms": delays.ended_after_ms,
-        "error": None if record.letter is None else record.letter.error,
-        "events": [_event_document(event) for event in found.events],
+        "error": None if record.letter is None or hides else record.letter.error,
+        "events": [mask_reason(event) for event in events] if hides else events,
         "missing": sorted(found.troubles),  # the names alone: the texts are those of drivers
     }
 

@@ -37,6 +37,7 @@ from toc.http.job_documents import (
     scheduled_document,
 )
 from toc.http.long_poll import wait_unless_gone
+from toc.http.masks import mask_job
 from toc.http.models import JobIn, JobsIn
 from toc.http.problems import HttpProblem, problem_of
 from toc.store.jobs import OnDuplicate
@@ -208,7 +209,7 @@ async def get_job(backend: Backend, call: Call) -> Reply:
     job = await _read_job_in_time(backend, call)
     if wait_s and job.status.live:
         job = await _wait_for_end(backend, call, job, wait_s)
-    document = job_document(job, job.countdown)  # `get` has read it
+    document = mask_job(backend, call.caller, job_document(job, job.countdown))  # `get` has read it
     etag = etag_of(document)
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     given = call.request.headers.get("if-none-match", "")
@@ -265,4 +266,5 @@ async def find_jobs(backend: Backend, call: Call) -> Reply:
     except InvalidInput as error:
         raise with_names_of_http(error) from None
     last = str(jobs[-1].job_id) if len(jobs) == limit else None
-    return Reply({"jobs": [job_document(job) for job in jobs], "next": last})
+    shown = [mask_job(backend, caller, job_document(job)) for job in jobs]
+    return Reply({"jobs": shown, "next": last})

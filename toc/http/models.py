@@ -282,6 +282,10 @@ class JobOut(_Answer):
     countdown: Annotated[
         CountdownOut | None, Field(description="Of a countdown; null in lists of jobs.")
     ]
+    masked: Annotated[
+        bool,
+        Field(description="Payload, progress and result are left out: they need the scope admin."),
+    ]
 
 
 class JobsOut(_Answer):

@@ -32,6 +32,7 @@ _PATTERNS = {
     "biz_type": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     "topic": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
     "name": r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$",
+    "mass_change_id": r"^[0-9a-f]{16}$",
 }
 
 

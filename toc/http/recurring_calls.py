@@ -26,7 +26,7 @@ from toc.http.declared import require_type
 from toc.http.job_checks import with_names_of_http
 from toc.http.models import RecurringIn
 from toc.http.wire_times import format_datetime, format_time, parse_action_time, parse_delay
-from toc.store.recurring_changes import schedule_not_found
+from toc.store.recurring_changes import BackfillCount, schedule_not_found
 from toc.store.recurring_rows import RecurringRow
 
 T = TypeVar("T")
@@ -130,6 +130,16 @@ async def backfill_schedule(backend: Backend, call: Call) -> Reply:
     )  # fmt: skip
     document = {"job_ids": [str(job_id) for job_id in done.job_ids], "present": done.present}
     return Reply(document, target=call.path["name"], rows_changed=len(done.job_ids))
+
+
+async def count_backfill(backend: Backend, call: Call) -> BackfillCount:
+    """What POST /v1/recurring/{name}:backfill would do now, for those who may send it."""
+    tenant = call.caller.tenant
+    start, end = _parse_time("start", call.body.start), _parse_time("end", call.body.end)
+    return await _run(
+        backend, call, "operate",
+        lambda verbs, name: verbs.count_backfill(name, start, end, tenant=tenant),
+    )  # fmt: skip
 
 
 async def _run(

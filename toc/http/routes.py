@@ -12,10 +12,18 @@ from toc.http import (
     job_calls,
     job_verbs,
     lease_calls,
+    mass_change_calls,
     pause_calls,
     recurring_calls,
 )
 from toc.http.call import Route
+from toc.http.mass_change_models import (
+    MassChangeIn,
+    MassChangeOut,
+    MassChangesOut,
+    MassCountIn,
+    MassCountOut,
+)
 from toc.http.models import (
     AnswerOut,
     ArrivalOut,
@@ -279,6 +287,31 @@ ROUTES: tuple[Route, ...] = (
         "PATCH", "/v1/types/{biz_type}", declaration_calls.set_type, TypeOut,
         "Change single fields of a declared type. It needs a token without a tenant.",
         scope="admin", bodies=(TypeChangesIn,), problems=(_NOT_FOUND,), audited="types.set",
+    ),
+    Route(
+        "POST", "/v1/mass_changes:count", mass_change_calls.count_jobs, MassCountOut,
+        "Count the dead jobs to redrive, or the pending jobs to cancel; nothing is changed.",
+        scope="operate", bodies=(MassCountIn,),
+    ),
+    Route(
+        "POST", "/v1/mass_changes", mass_change_calls.start_change, MassChangeOut,
+        "Redrive or cancel the jobs that were counted, at a rate, in the background; a cancel also needs the "
+        "scope 'cancel'.",
+        scope="operate", bodies=(MassChangeIn,), statuses=(_CREATED,), problems=(_CONFLICT,),
+        audited="mass_changes.start",
+    ),
+    Route(
+        "GET", "/v1/mass_changes", mass_change_calls.list_changes, MassChangesOut,
+        "List the newest mass changes of the token's types and tenant, newest first.", scope="read",
+    ),
+    Route(
+        "POST", "/v1/mass_changes/{mass_change_id}:stop", mass_change_calls.stop_change, MassChangeOut,
+        "Stop a mass change; it ends within 2 seconds, after the jobs that it is changing.",
+        scope="operate", problems=(_NOT_FOUND,), audited="mass_changes.stop",
+    ),
+    Route(
+        "GET", "/v1/mass_changes/{mass_change_id}", mass_change_calls.get_change, MassChangeOut,
+        "Show how far a mass change is.", scope="read", problems=(_NOT_FOUND,),
     ),
     Route(
         "GET", "/v1/health", explain_calls.health, HealthOut, "Whether the databases answer.",

@@ -138,6 +138,10 @@ class LeaseServer:
         """How many calls of `lease` wait now."""
         return self._context.room.waiters_count
 
+    def count_waiters_by_type(self) -> dict[str, int]:
+        """See `WaitingRoom`."""
+        return self._context.room.count_waiters_by_type()
+
     # ---- lease
 
     async def lease(

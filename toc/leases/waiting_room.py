@@ -97,6 +97,11 @@ class WaitingRoom:
     def waiters_count(self) -> int:
         return len(self._waiters)
 
+    def count_waiters_by_type(self) -> dict[str, int]:
+        """How many consumers wait for jobs of each type; one of several types counts for each."""
+        with self._lock:
+            return {biz_type: len(waiters) for biz_type, waiters in self._by_type.items()}
+
     def distribute_jobs(self, biz_type: str, jobs: Sequence[Job]) -> Distribution:
         """Gives jobs of one type, oldest first, to consumers, and reserves the consumers' places for them."""
         now_s = self._clock.monotonic_s()

@@ -11,6 +11,7 @@ from functools import partial
 
 from toc.errors import TimerUnavailable
 from toc.leases.lease_server import LeaseServer
+from toc.node.activity_marks import find_marks
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.limit_follower import LimitFollower
 from toc.node.pass_runner import PassRunner
@@ -26,6 +27,7 @@ from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
+from toc.timer.activity_reporter import ActivityReporter
 from toc.timer.reminders import Reminders
 from toc.worker.context import ProcessContext
 
@@ -106,6 +108,14 @@ class LeaseNode:
             for database in self.databases
         ]  # fmt: skip
 
+        reminders = self.reminders
+        self._activity: ActivityReporter | None = None
+        if reminders is not None:
+            self._activity = ActivityReporter(
+                lambda: reminders, settings.namespace, self._clock, is_node=True,
+                find_marks=partial(find_marks, self._clock.wall_ms(), self.probes),
+            )  # fmt: skip
+
     def start(self) -> None:
         """Raises SchemaMismatch and StoreUnavailable. Redis may be absent."""
         table_check = TableCheck(self._clock, self._settings.routing.meta_values())
@@ -132,6 +142,8 @@ class LeaseNode:
         self.server.start()
         for runner in self._passes:
             runner.start()
+        if self._activity is not None:
+            self._activity.start()
 
     def stop(self) -> bool:
         """Answers the consumers that wait, then stops all parts; True if all of them ended in time."""
@@ -141,6 +153,8 @@ class LeaseNode:
         readers = [*self._type_readers, *self.pauses.services, *self.limits.services]
         clean &= stop_services([*readers, *self.probes], STOP_S)
         clean &= self.limits.stop(STOP_S)
+        if self._activity is not None:
+            clean &= self._activity.stop(STOP_S)
         if self.reminders is not None:
             self.reminders.close()
         self.databases.close()

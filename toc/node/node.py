@@ -19,6 +19,7 @@ from toc.domain.node_assignment import (
 )
 from toc.errors import TimerUnavailable
 from toc.handlers.registry import Registry, registry
+from toc.node.activity_marks import find_marks
 from toc.node.alarms import make_alarm_services
 from toc.node.biz_type_refresher import BizTypeRefresher
 from toc.node.gauges import Gauges
@@ -60,6 +61,7 @@ from toc.store.recurring_chains import MadeOccurrence
 from toc.store.recurring_changes import RecurringChanges
 from toc.store.schema_check import check_databases
 from toc.store.table_check import TableCheck
+from toc.timer.activity_reporter import ActivityReporter
 from toc.timer.reminders import Reminders
 from toc.webhooks.gate import HandlerShares
 from toc.worker.acks import Ack
@@ -129,6 +131,7 @@ class Node:
             redis = Probe("redis", self.reminders.read_times_ms, self._clock)
         self.probes = probes if redis is None else [*probes, redis]
         self._clocks = ClockComparison(redis, probes, skew_s_max=settings.timer.skew_s_max)
+        self._activity: ActivityReporter | None = None
         self.worker: Worker | None = None
         self.work_sources: WorkSources | None = None
         self.membership: Membership | None = None
@@ -221,10 +224,21 @@ class Node:
         pauses.gate.add_listener(self._on_gate_change)
         limits.limits.add_listener(self._on_place_free)
         self._gauges.start()
+        self._report_activity()
         if self.nightly is not None:
             self.nightly.start()
         if self.http is not None:
             self.http.start()
+
+    def _report_activity(self) -> None:
+        """Tells the dashboard's history, in Redis, what this process has counted."""
+        reminders, started_ms = self.reminders, self._clock.wall_ms()
+        if reminders is not None:
+            self._activity = ActivityReporter(
+                lambda: reminders, self.settings.namespace, self._clock, is_node=True,
+                find_marks=partial(find_marks, started_ms, self.probes),
+            )  # fmt: skip
+            self._activity.start()
 
     def _read_catalogue(
         self, database_metadata: DatabaseMetadata
@@ -263,6 +277,8 @@ class Node:
             clean &= self.worker.stop(self.settings.worker.stop_s)
         if self.limits is not None:
             clean &= self.limits.stop(SOURCES_STOP_S)
+        if self._activity is not None:  # the outcomes of the last jobs too
+            clean &= self._activity.stop(SOURCES_STOP_S)
         clean &= self._webhooks.stop()
         if self.http is not None:
             self.http.stop()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from toc.center.pause_verbs import PauseVerbs
 from toc.cluster.membership import ClusterView
-from toc.cluster.roster import read_roster
+from toc.cluster.roster import Member, read_roster
 from toc.domain.ids import routing_bits_of
 from toc.domain.pauses import PauseInfo, describe_pause
 from toc.errors import (
@@ -19,6 +19,7 @@ from toc.errors import (
     TimerUnavailable,
     TocError,
 )
+from toc.node.cluster_state import ClusterState, read_cluster_state
 from toc.node.health import (
     FOREIGN_MEANS,
     Health,
@@ -28,13 +29,16 @@ from toc.node.health import (
 )
 from toc.node.limit_use import health_of_limits
 from toc.node.node import Node
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
 from toc.store.due_pages import DuePages, DueRow, TypesExcept
 from toc.store.nightly_status import read_nightly_status
+from toc.store.overdue_count import OverdueCount, count_overdue_rows
 from toc.store.reconcile_status import read_last_reconcile_result
 from toc.store.schema import job_table_name
+from toc.timer.activity import ActivityReader, ActivityStore, MinuteActivity
 from toc.timer.foreign_members import format_members
 from toc.timer.reminders import Reminders
 
@@ -43,6 +47,7 @@ FOREIGN_PER_QUEUE = 20  # the first members of each queue are read
 PAUSED_TYPES_MAX = (
     100  # paused types that are left out, to find the most overdue job of another type
 )
+OVERDUE_ROWS_MAX = 1000  # overdue rows that are counted in a shard
 LATE_S = 5.0  # more than the scanner's grace and tick, after which no row should be left
 
 
@@ -78,6 +83,11 @@ class StatusReader:
         self._settings = settings.model_copy(update={"read_timeout_s": read_s})
         self._node = Node(self._settings)  # not started: only its probes and connections are used
         self._types = BizTypeCache(self._node.databases)
+        self._members: Sequence[Member] = ()
+        self._roster_failure = ""
+        self._activity: ActivityReader | None = None
+        if (reminders := self._node.reminders) is not None:
+            self._activity = ActivityReader(ActivityStore(reminders, settings.namespace))
 
     def __enter__(self) -> StatusReader:
         return self
@@ -97,6 +107,18 @@ class StatusReader:
             for part in health.describe_parts(view, None, refusal, None)
         ]
 
+    def read_cluster_state(self) -> ClusterState:
+        """The members and servers, as far as the last `check_servers` found them up."""
+        node = self._node
+        return read_cluster_state(
+            self._members,
+            self._roster_failure,
+            node.databases,
+            node.probes,
+            node.reminders,
+            SystemClock(),
+        )
+
     def check_duties(self) -> Duties:
         """The parts that no node reports: overdue jobs, pauses, reconciliation, foreign members of queues."""
         pauses = self._read_pauses()
@@ -110,18 +132,38 @@ class StatusReader:
             found += check_foreign_members(self._settings, self._node.reminders)
         return Duties(found, overdue, pauses)
 
+    def read_activity(self, minutes: int) -> list[MinuteActivity] | None:
+        """What all processes have counted in the last minutes. None: there is no Redis, or no answer."""
+        if self._activity is None:
+            return None
+        try:
+            return self._activity.read_last(minutes)
+        except TimerUnavailable:
+            return None
+
+    def count_overdue(self, late_ms: int) -> OverdueCount | None:
+        """The live rows that are due for longer than `late_ms`. None: a database does not answer."""
+        databases = self._node.databases
+        if any(map(self._probe_failed, databases)):
+            return None
+        try:
+            with ThreadPoolExecutor(PARALLEL_MAX) as pool:
+                counts = list(pool.map(lambda each: _count_overdue(each, late_ms), databases))
+        except TocError:
+            return None
+        return OverdueCount(sum(it.rows for it in counts), any(it.is_at_least for it in counts))
+
     def _read_cluster_view(self) -> tuple[ClusterView | None, str]:
         """The members in ZooKeeper (None: it does not answer), and why it refuses this process."""
         if not self._settings.has_cluster:
             return None, ""
+        self._members, self._roster_failure = (), ""
         try:
-            return ClusterView(
-                [m.identity for m in read_roster(self._settings)], connected=True
-            ), ""
-        except ClusterUnavailable:
-            return None, ""
-        except SettingsError as error:
-            return None, str(error)
+            self._members = read_roster(self._settings)
+        except (ClusterUnavailable, SettingsError) as error:
+            self._roster_failure = str(error)
+            return None, "" if isinstance(error, ClusterUnavailable) else str(error)
+        return ClusterView([m.identity for m in self._members], connected=True), ""
 
     def _find_most_overdue_job(self) -> MostOverdue:
         databases = self._node.databases
@@ -209,6 +251,10 @@ class StatusReader:
         """Whether the probe found this database down. False while its first question is open."""
         probe = self._node.probes[database.index]
         return probe.first_ask_done.is_set() and not probe.current_result.up
+
+
+def _count_overdue(database: Database, late_ms: int) -> OverdueCount:
+    return count_overdue_rows(database, database.now_ms() - late_ms, OVERDUE_ROWS_MAX)
 
 
 def health_of_pauses(pauses: Sequence[PauseInfo]) -> Iterator[HealthPart]:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LAG_CHECK_S = 1.0  # the pause while a replica lags
 REST_S_MAX = 60.0  # the longest pause, after a slow page
+SESSION_DAYS = 1.0  # tokens of sessions stay for so long after their end
 
 
 class PurgeResult(NamedTuple):
@@ -242,6 +243,11 @@ class Purger(Service):
             pauses = delete_old_changes(self._database, ages.before_ms, self._settings.page)
             metrics.PURGED.labels("pause").inc(pauses)
             deleted += pauses
+            sessions = delete_ended_tokens(
+                self._database, self._days_ago_ms(SESSION_DAYS), sessions_only=True
+            )
+            metrics.PURGED.labels("session").inc(sessions)
+            self._deleted_audit += sessions
             self._deleted_events += deleted
         # Counts are deleted one day at a time; while some are left, the events step is repeated.
         more = page.after is not None or delete_oldest_counts(

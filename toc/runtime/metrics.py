@@ -28,7 +28,8 @@ LATENESS_BUCKETS_S = (
     3600,
 )
 
-SCHEDULED = Counter("toc_jobs_scheduled_total", "Jobs committed by this process")
+SCHEDULED = Counter("toc_jobs_scheduled_total", "Jobs committed by this process", ["biz_type"])
+CANCELLED = Counter("toc_jobs_cancelled_total", "Jobs that calls of `cancel` here have cancelled")
 FIRED = Counter("toc_jobs_fired_total", "Handler starts", ["biz_type"])
 ENDED = Counter("toc_jobs_settled_total", "Handler runs settled", ["biz_type", "outcome"])
 LATENESS = Histogram(

@@ -9,6 +9,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from toc.runtime.setting_groups import Days, _SettingGroup
+from toc.runtime.sign_in_settings import SignInSettings, check_type_patterns
 
 _SINK_PATTERN = re.compile(r"[a-z0-9*?-]{1,32}:[A-Za-z0-9._:{}*?/-]{1,265}", re.ASCII)
 _HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", re.ASCII)
@@ -98,6 +99,12 @@ class WebLimitSettings(_SettingGroup):
         le=60,
         description="how long such a call waits for a place among them before it is refused",
     )
+    mass_changes: int = Field(
+        2, ge=1, le=20, description="mass changes that run at once, over all processes, at most"
+    )
+    mass_rate_per_s: int = Field(
+        500, ge=1, le=1_000_000, description="jobs that one mass change may change per second"
+    )
 
 
 class WebSettings(_SettingGroup):
@@ -141,12 +148,38 @@ class WebSettings(_SettingGroup):
         default=True,
         description="true: pages for people at /ui/; they ask for a token as all calls do",
     )
+    sql: bool = Field(
+        default=False,
+        description="true: tokens with the scope admin and all types may run SELECTs of `toc sql` on the "
+        "page SQL; they see rows of all tenants, and payloads",
+    )
     sinks: tuple[str, ...] = Field(
         (),
         description="sinks that tokens of the scope admin may declare over HTTP, as 'webhook:shop' or "
         "'rabbitmq:orders/*'; '*' stands for any characters, '?' for one",
     )
     limits: WebLimitSettings = WebLimitSettings()
+    sign_in: SignInSettings = SignInSettings()
+    dashboard_read_only: bool = Field(
+        default=False,
+        description="true: the dashboard shows no buttons and refuses each change; HTTP is not concerned",
+    )
+    environment: str | None = Field(
+        None,
+        pattern=r"^[\w][\w .-]{0,31}$",
+        description="the name of this environment, shown on each page: 'production' in red, 'staging' in "
+        "amber, another one in blue",
+    )
+    masked_types: tuple[str, ...] = Field(
+        (),
+        description="types whose payloads, results and errors are shown only to the scope admin, in the "
+        "dashboard and over HTTP; '*' stands for any characters, '?' for one",
+    )
+
+    @field_validator("masked_types")
+    @classmethod
+    def _check_masked_types(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return check_type_patterns(value)
 
     @field_validator("trusted_proxies")
     @classmethod

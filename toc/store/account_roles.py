@@ -38,7 +38,8 @@ _VALUE = "UPDATE (value)"  # the value of a row of toc_meta; the account must no
 
 _AUDIT = f"INSERT ({', '.join(AUDIT_COLUMNS)})"
 _NEW_TOKENS = f"INSERT ({', '.join(TOKEN_COLUMNS)})"
-# A process that serves HTTP can make no token, and cannot give one more rights or a later end.
+# A process that serves HTTP can make no token (except as web_oidc), and cannot give one more rights or a
+# later end.
 _USED_TOKENS = "UPDATE (last_used_time, revoked_time)"
 
 Rights = Sequence[str]
@@ -70,9 +71,21 @@ _CLIENT: dict[str, Rights] = {
     "toc_occurrence": ("INSERT", "DELETE"),
 }
 
+_WEB: dict[str, Rights] = {
+    **_CLIENT,
+    "toc_dead_job": ("INSERT", "DELETE"),
+    "toc_meta": ("INSERT", _VALUE),
+    "toc_declared_type": (_DECLARATIONS,),  # also of callers with the scope admin
+    "toc_pause": (_PAUSES, _PEAKS),
+    "toc_token": (_USED_TOKENS,),
+    "toc_audit": (_AUDIT,),
+    "toc_mass_change": ("INSERT", "UPDATE", "DELETE"),
+}
+
 _READ_BY_READERS = (
     JOBS, VIEWS, "toc_meta", "toc_biz_type", "toc_dead_job", "toc_event", "toc_purge", "toc_declared_type",
-    "toc_pause", "toc_token", "toc_audit", "toc_arrival", "toc_recurring", "toc_occurrence", VERSION_TABLE,
+    "toc_pause", "toc_token", "toc_audit", "toc_arrival", "toc_recurring", "toc_occurrence",
+    "toc_mass_change", VERSION_TABLE,
 )  # fmt: skip
 
 ROLES: dict[str, Role] = {
@@ -98,18 +111,11 @@ ROLES: dict[str, Role] = {
             "toc_webhook": (_DISABLING,),
         },
     ),
-    "web": Role(
-        "`toc web`: all that clients may ask for over HTTP",
+    "web": Role("`toc web`: all that clients may ask for over HTTP", ("SELECT",), _WEB),
+    "web_oidc": Role(
+        "`toc web` with `web.sign_in.oidc`: as web, and makes the tokens of sessions",
         ("SELECT",),
-        {
-            **_CLIENT,
-            "toc_dead_job": ("INSERT", "DELETE"),
-            "toc_meta": ("INSERT", _VALUE),
-            "toc_declared_type": (_DECLARATIONS,),  # also of callers with the scope admin
-            "toc_pause": (_PAUSES, _PEAKS),
-            "toc_token": (_USED_TOKENS,),
-            "toc_audit": (_AUDIT,),
-        },
+        {**_WEB, "toc_token": (_NEW_TOKENS, _USED_TOKENS)},
     ),
     "operator": Role(
         "people who change jobs, types and webhooks: `toc cancel`, `toc admin`, `toc dead`, `toc types`, "

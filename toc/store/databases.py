@@ -203,6 +203,7 @@ class Database:
         self.arrival = tables["toc_arrival"]
         self.recurring = tables["toc_recurring"]
         self.occurrence = tables["toc_occurrence"]
+        self.mass_change = tables["toc_mass_change"]
         quote = self.engine.dialect.identifier_preparer.quote_identifier
         prefix = "" if self.sqlite else f"{quote(str(url.database))}."
         self._job_table_names = {

@@ -44,6 +44,13 @@ class Backfilled(NamedTuple):
     present: int
 
 
+class BackfillCount(NamedTuple):
+    """What a backfill would do now. missing: nominal times that get a job. present: those that had one."""
+
+    missing: int
+    present: int
+
+
 Guard = Callable[[RecurringRow], None]
 """Raises an error if the caller may not change a schedule. Called under the lock of its row."""
 
@@ -252,8 +259,31 @@ class RecurringChanges:
         Times after now are left out. Raises InvalidInput for a range with more than `backfill_max` times.
         """
         database = self._database_of(name, tenant)
-        now_ms = _now_ms(database)
+        row, now_ms = self.read(name, tenant), _now_ms(database)
+        times_ms = self._times_of_backfill(row, start_ms, end_ms, now_ms)
+        if times_ms:
+            self._admit(row, len(times_ms))
+        made: list[MadeOccurrence] = []
+        for start in range(0, len(times_ms), BACKFILL_AT_ONCE):
+            some = times_ms[start : start + BACKFILL_AT_ONCE]
+            made += self._backfill_times(database, name, tenant, some, now_ms)
+        return Backfilled(made, len(times_ms) - len(made))
+
+    def count_backfill(
+        self, name: str, tenant: str | None, start_ms: int, end_ms: int
+    ) -> BackfillCount:
+        """Counts what `backfill` would do now, and writes nothing. Raises InvalidInput as it does."""
+        database = self._database_of(name, tenant)
         row = self.read(name, tenant)
+        times_ms = self._times_of_backfill(row, start_ms, end_ms, _now_ms(database))
+        present = database.run_read(
+            lambda connection: recurring_rows.select_made_times(database, connection, row, times_ms)
+        )
+        return BackfillCount(len(times_ms) - len(present), len(present))
+
+    def _times_of_backfill(
+        self, row: RecurringRow, start_ms: int, end_ms: int, now_ms: int
+    ) -> list[int]:
         if start_ms <= now_ms - self._occurrence_ms:
             text = (
                 "must not lie further back than `retention.occurrence_days`: which times had jobs is "
@@ -266,13 +296,7 @@ class RecurringChanges:
                 text = f"has more than `limits.backfill` ({self._backfill_max}) nominal times"
                 raise InvalidInput("range", f"{start_ms} to {end_ms}", text)
             times_ms.append(each)
-        if times_ms:
-            self._admit(row, len(times_ms))
-        made: list[MadeOccurrence] = []
-        for start in range(0, len(times_ms), BACKFILL_AT_ONCE):
-            some = times_ms[start : start + BACKFILL_AT_ONCE]
-            made += self._backfill_times(database, name, tenant, some, now_ms)
-        return Backfilled(made, len(times_ms) - len(made))
+        return times_ms
 
     def _backfill_times(
         self,

@@ -6,8 +6,8 @@ join), `toc_dead_job` (dead letters, found without scanning a shard), `toc_event
 people and failures), `toc_purge` (how many jobs retention deleted, by day, type and status), `toc_token`
 (a copy of the tokens of HTTP), `toc_audit` (calls over HTTP), `toc_declared_type` (the declarations of
 types: each change is a row), `toc_webhook` (the destinations of webhooks), `toc_arrival` (countdowns and
-their arrivals), `toc_recurring` (recurring schedules, each in the database of its jobs) and `toc_occurrence`
-(the nominal times that got a job).
+their arrivals), `toc_recurring` (recurring schedules, each in the database of its jobs), `toc_occurrence`
+(the nominal times that got a job) and `toc_mass_change` (mass changes over HTTP, all in database 0).
 """
 
 from __future__ import annotations
@@ -331,6 +331,31 @@ def occurrence_table(metadata: MetaData) -> Table:
     )
 
 
+def mass_change_table(metadata: MetaData) -> Table:
+    return Table(
+        "toc_mass_change",
+        metadata,
+        Column("mass_change_id", ascii_varchar(16), primary_key=True),
+        Column("verb", ascii_varchar(16), nullable=False),
+        Column("biz_type", ascii_varchar(64), nullable=False),
+        Column("tenant", ascii_varchar(32)),
+        Column("selection", utf8_text(), nullable=False),
+        Column("rate_per_s", Integer, nullable=False),
+        Column("chosen", Integer, nullable=False),
+        Column("changed", Integer, nullable=False),
+        Column("left_alone", Integer, nullable=False),
+        Column("state", ascii_varchar(16), nullable=False),
+        Column("cause", ascii_varchar(32)),
+        Column("stop_actor", utf8_varchar(96)),
+        Column("actor", utf8_varchar(96), nullable=False),
+        Column("reason", utf8_text(), nullable=False),
+        Column("begin_time", DatetimeAsMillis, nullable=False),
+        # The process that makes the change moves it, until the change has ended.
+        Column("beat_time", DatetimeAsMillis, nullable=False),
+        **_TABLE_OPTIONS,
+    )
+
+
 @lru_cache(maxsize=256)
 def tables_of_database(name: str | None) -> Mapping[str, Table]:
     """The tables of a database except its job tables, by name. `name`: qualifies them; None: it does not.
@@ -341,6 +366,7 @@ def tables_of_database(name: str | None) -> Mapping[str, Table]:
     makers = (
         meta_table, biz_type_table, dead_letter_table, event_table, purge_table, token_table, audit_table,
         declared_type_table, pause_table, webhook_table, arrival_table, recurring_table, occurrence_table,
+        mass_change_table,
     )  # fmt: skip
     return {table.name: table for table in (make(metadata) for make in makers)}
 

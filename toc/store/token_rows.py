@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, insert, or_, select, update
 
 from toc.store.column_types import db_now
 from toc.store.databases import Database
@@ -20,6 +20,9 @@ TOKEN_COLUMNS = (
     "token_id", "token_hash", "owner", "scopes", "biz_types", "tenant", "created_time", "expiry_time",
 )  # fmt: skip
 """The columns of an INSERT. The server itself writes the account."""
+
+SESSION_PREFIX = "oidc:"
+"""How the owner of a session's token begins; no other token has such an owner."""
 
 
 class TokenRow(NamedTuple):
@@ -52,12 +55,16 @@ class TokenCopy(NamedTuple):
 
 
 def read_tokens(database: Database, rows_max: int) -> TokenCopy:
-    """Reads at most `rows_max` tokens of one database, the newest first. Raises StoreUnavailable."""
+    """Reads at most `rows_max` tokens of one database: valid ones, then the others, the newest first.
+
+    So no number of ended sessions keeps a valid token from being read. Raises StoreUnavailable.
+    """
     its = database.token.c
+    has_ended = or_(its.revoked_time.is_not(None), its.expiry_time <= db_now())
     query = (
         select(its.token_id, its.token_hash, its.owner, its.scopes, its.biz_types, its.tenant,
                its.created_time, its.expiry_time, its.last_used_time, its.revoked_time, its.account)
-        .order_by(its.created_time.desc(), its.token_id)
+        .order_by(case((has_ended, 1), else_=0), its.created_time.desc(), its.token_id)
         .limit(rows_max + 1)
     )  # fmt: skip
 
@@ -104,8 +111,10 @@ def record_last_use(database: Database, used_ms: Mapping[str, int]) -> None:
     database.run_transaction(lambda connection: connection.execute(change, values))
 
 
-def delete_ended_tokens(database: Database, before_ms: int) -> int:
+def delete_ended_tokens(database: Database, before_ms: int, *, sessions_only: bool = False) -> int:
     """Deletes tokens that were revoked, or over, before `before_ms`; returns how many.
+
+    sessions_only: those of sessions. The audit has the owner in each entry, so it does not need their rows.
 
     The newest row stays: a system that had tokens must never look like one that has none, because that
     one serves this machine without tokens.
@@ -117,6 +126,8 @@ def delete_ended_tokens(database: Database, before_ms: int) -> int:
     if newest is None:
         return 0
     ended = or_(its.revoked_time < before_ms, its.expiry_time < before_ms)
+    if sessions_only:
+        ended = and_(ended, its.owner.startswith(SESSION_PREFIX, autoescape=True))
     return database.execute(delete(database.token).where(ended, its.token_id != newest))
 
 

@@ -23,6 +23,8 @@ No decision reads the PrepareQueue.
     redis_fitness      whether a server is fit to hold reminders
     foreign_members    members of queues that are no job_id
     head_watchers      services that tell pollers when the first reminder of a slot is due
+    activity           what all processes have counted in each minute, for the dashboard
+    activity_reporter  adds what this process has counted, every 5 s
     poller             pops due reminders and puts them into the claim stages
     loader             loads rows into the slots when they are due soon
 

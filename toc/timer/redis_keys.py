@@ -39,3 +39,8 @@ def limit_partition_keys(namespace: str, biz_type: str, partition: str) -> tuple
     """The bucket and the holders of a partition of a type."""
     tag = f"{{{namespace}:{biz_type}}}"
     return f"limit_bucket_{tag}:{partition}", f"limit_holders_{tag}:{partition}"
+
+
+def activity_key(namespace: str, minute: int) -> str:
+    """What all processes have counted in a minute, which is counted since 1970."""
+    return f"activity_{namespace}:{minute}"

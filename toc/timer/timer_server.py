@@ -16,6 +16,7 @@ from toc.timer.availability import TimerAvailability
 from toc.timer.lua_scripts import LuaScripts, ScriptCall
 from toc.timer.redis_client import check_multi_host_url, make_redis_client
 from toc.timer.redis_errors import UNAVAILABLE, is_temporary_refusal
+from toc.timer.redis_node_state import RedisNodeState, make_node_state
 from toc.timer.redis_nodes import Client, RedisCommand, RedisNodes, make_redis_nodes
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,18 @@ class TimerServer:
         known = [answer for answer in answers if not isinstance(answer, Exception)]
         kind = self._url.partition("://")[0].partition("+")[2]
         return {**redis_fitness.summarize_node_infos(known), "mode": kind or "single"}
+
+    def read_node_states(self) -> list[RedisNodeState]:
+        """What each node says of itself; of one that does not answer, only the error."""
+        nodes = self._connected_nodes()
+        asked_s = self._clock.monotonic_s()
+        times = nodes.send_to_all_nodes("TIME")
+        answered_s = self._clock.monotonic_s()
+        infos = nodes.send_to_all_nodes("INFO")
+        return [
+            make_node_state(name, infos.get(name), times[name], asked_s, answered_s)
+            for name in times
+        ]
 
     def raise_if_unfit(self) -> None:
         """Raises SchemaMismatch unless the server can hold reminders safely."""
@@ -115,6 +128,10 @@ class TimerServer:
     def call_scripts(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Calls scripts that belong to no slot; a failed call has its error in place of its answer."""
         return self._checked_scripts().call_scripts(calls)
+
+    def send_commands(self, commands: Sequence[RedisCommand]) -> list[Any]:
+        """Sends commands that belong to no slot; a failed one has its error in place of its answer."""
+        return self._checked_scripts().nodes.send_commands(commands)
 
     # ---- inside
 

@@ -113,9 +113,12 @@ class ClaimStage(Service):
                 raise
         finally:
             permits.return_permits(index, one.permits_left)
-            one.return_unused_admissions()
-            if batch.answer is not None:
-                batch.answer.set_answer(claimed, failure)
+            try:
+                one.return_unused_admissions()
+            finally:
+                # Whatever fails: a fetcher without an answer would never fetch again.
+                if batch.answer is not None:
+                    batch.answer.set_answer(claimed, failure)
 
 
 class BatchClaim:

@@ -23,5 +23,6 @@ GRANT SELECT ON `toc`.`toc_audit` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_arrival` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_recurring` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_occurrence` TO 'toc_reader'@'%';
+GRANT SELECT ON `toc`.`toc_mass_change` TO 'toc_reader'@'%';
 GRANT SELECT ON `toc`.`toc_alembic_version` TO 'toc_reader'@'%';
 GRANT REFERENCES ON `toc`.`toc_webhook` TO 'toc_reader'@'%';

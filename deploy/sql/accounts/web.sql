@@ -18,3 +18,4 @@ GRANT INSERT (name, version, settings, declared_time, change_id, actor, reason, 
 GRANT INSERT (target, version, settings, changed_time, change_id, actor, reason, copied, peak_per_min), UPDATE (peak_per_min) ON `toc`.`toc_pause` TO 'toc_web'@'%';
 GRANT UPDATE (last_used_time, revoked_time) ON `toc`.`toc_token` TO 'toc_web'@'%';
 GRANT INSERT (audit_time, token_id, owner, address, action, target, calls, rows_changed, outcome, request_id) ON `toc`.`toc_audit` TO 'toc_web'@'%';
+GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_mass_change` TO 'toc_web'@'%';

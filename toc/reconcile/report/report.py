@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.times import datetime_of
@@ -34,6 +34,7 @@ from toc.reconcile.report.summary import (
     SUMMARY,
     EarlierRunSummary,
     ReportSummary,
+    RunFacts,
     RunFigures,
     UnreadableSummary,
     earlier_run_name,
@@ -121,6 +122,27 @@ def read_newest_figures(settings: Settings) -> RunFigures | None:
             if figures.namespace == settings.namespace:
                 return figures
     return None
+
+
+class ReportList(NamedTuple):
+    """Reports of this namespace, newest first, by the names of their folders. unreadable: names."""
+
+    reports: list[tuple[str, RunFacts]]
+    unreadable: list[str]
+
+
+def list_newest_reports(settings: Settings, limit: int) -> ReportList:
+    """The newest reports in `reconcile.directory` of this machine."""
+    found = ReportList([], [])
+    for _, path in _list_reports(Path(settings.reconcile.directory))[:SEARCHED_MAX]:
+        if len(found.reports) == limit:
+            break
+        try:
+            if read_summary(path, ReportSummary).namespace == settings.namespace:
+                found.reports.append((path.name, read_summary(path, RunFacts)))
+        except UnreadableSummary:
+            found.unreadable.append(path.name)
+    return found
 
 
 def result_lines(outcome: ReconcileResult, report: Path | None = None) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from toc.domain.disagreements import Disagreement
 from toc.domain.job import Status
@@ -180,7 +180,20 @@ def verdict_headline(outcome: ReconcileResult) -> str:
     return " ".join(parts)
 
 
-def next_steps(outcome: ReconcileResult) -> tuple[str, tuple[str, ...]]:
+class RunOutcome(Protocol):
+    """What `next_steps` needs to know of a run, or of its report."""
+
+    @property
+    def verdict(self) -> RunVerdict: ...
+    @property
+    def repairing(self) -> bool: ...
+    @property
+    def broken_off(self) -> str: ...
+    @property
+    def failures(self) -> Sequence[object]: ...
+
+
+def next_steps(outcome: RunOutcome) -> tuple[str, tuple[str, ...]]:
     """What the operator should do after this run, and the commands for it."""
     compare, repair, status = "toc reconcile", "toc reconcile --repair", "toc status"
     match outcome.verdict:

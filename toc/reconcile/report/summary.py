@@ -18,7 +18,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from toc.domain.disagreements import OF_SLOTS, Disagreement
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms, datetime_of
-from toc.reconcile.findings import Finding, ReconcileResult, RepairResult
+from toc.reconcile.findings import Finding, ReconcileResult, RepairResult, RunVerdict
 from toc.reconcile.report.report_texts import (
     NAME_CHARS_MAX,
     clean_text,
@@ -238,6 +238,37 @@ class EarlierRunSummary(ReportSummary):
             "shards": self.shards,
             "found": {kind.value: self.found.get(kind, 0) for kind in Disagreement},
         }
+
+
+class FailureFacts(BaseModel):
+    """Shards that a run could not compare."""
+
+    model_config = ConfigDict(strict=True)
+
+    database: int
+    shards: list[int]
+    reason: str
+
+
+class RunFacts(ReportSummary):
+    """The part of a summary.json that a list of reports shows: no names of types, no ids of jobs."""
+
+    verdict_name: Literal["agreed", "left", "unable", "repaired"] = Field(alias="verdict")
+    text: str
+    began: Annotated[AwareDatetime, Field(ge=EPOCH)]
+    repairing: bool
+    shards: _Count
+    compared: _Count
+    counts: dict[str, _Count]
+    found: dict[str, _Count]
+    repaired: dict[str, _Count]
+    broken_off: str
+    failures: list[FailureFacts]
+    total_seconds: float
+
+    @property
+    def verdict(self) -> RunVerdict:
+        return RunVerdict[self.verdict_name.upper()]
 
 
 class RunFigures(ReportSummary):

@@ -1,0 +1,211 @@
+"""The page Forecast, its reader, and who sees what."""
+
+from __future__ import annotations
+
+import html
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from math import inf
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.dashboard.site_world import HOUR, Elements, Site, open_site, token_of
+from tests.http.served_world import make_settings
+from toc.dashboard.due_reader import WATCHED_S, DueReader, DueRounds
+from toc.dashboard.forecast_page import gates_of
+from toc.domain.declared_type import DeclaredType
+from toc.domain.forecast import TypeGate
+from toc.domain.pauses import PauseInfo
+from toc.runtime.clock import SystemClock
+from toc.store.databases import Databases
+from toc.testing import TestClock
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{type}{0}"
+MAILS, CLOSES = 200, 40
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Jobs that are due in an hour: 200 mails and 40 of another type; one of a tenant."""
+    folder: Path = tmp_path_factory.mktemp("forecast")
+    with open_site(folder) as made:
+        for name, number in (("mail", MAILS), ("shop.close", CLOSES)):
+            for n in range(number):
+                made.center.schedule(n, HOUR / 2, biz_type=name)
+        made.center.schedule(1, HOUR / 2, biz_type="mail", tenant="acme")
+        yield made
+
+
+@pytest.fixture
+def admin(site: Site) -> Iterator[httpx.Client]:
+    with site.visitor(token_of(site)) as visitor:
+        yield visitor
+
+
+def show(visitor: httpx.Client, **query: str) -> str:
+    """The page, when all shards were read."""
+    for _ in range(100):
+        page = visitor.get("/ui/forecast", params=query).text
+        if "shards are being read" not in page:
+            return page
+    raise AssertionError(page)
+
+
+def chart_of(page: str) -> dict[str, list[float]]:
+    """The values of the lines of the charts, by their labels; of a label in both charts, the first one."""
+    (text,) = (attrs["data-chart"] for _, attrs in Elements(page).found if "data-chart" in attrs)
+    found = json.loads(text or "")
+    lines = [line for chart in found["charts"] for line in chart]
+    assert all(len(line["values"]) == len(found["edges"]) - 1 for line in lines)
+    return {line["label"]: line["values"] for line in reversed(lines)}
+
+
+@pytest.mark.parametrize("span", ["hour", "day", "month"])
+def test_what_is_due_is_shown_by_type(admin: httpx.Client, span: str) -> None:
+    page = show(admin, span=span)
+    lines = chart_of(page)
+    assert sum(lines["Due"]) == pytest.approx(MAILS + CLOSES + 1, abs=1)
+    assert sum(lines["mail"]) == pytest.approx(MAILS + 1, abs=1)
+    assert sum(lines["shop.close"]) == pytest.approx(CLOSES, abs=1)
+    assert "Enter it below" in page
+    assert "4 of 4 shards were read" in page
+    assert "241 were counted one by one" in page
+
+
+def test_a_capacity_that_is_too_small_is_told_in_a_sentence(admin: httpx.Client) -> None:
+    page = show(admin, capacity="0.5")
+    assert "jobs are due at once" in page or "jobs a minute are due" in page
+    assert "and 30 a minute can be done" in page
+    late = chart_of(page)["Late, minutes"]
+    # About 241 jobs, 30 a minute, all due within two minutes.
+    assert max(late) == pytest.approx(8, abs=1.5)
+    assert "No job will be late" in show(admin, capacity="1000")
+
+
+def test_a_limit_and_a_pause_are_tried(site: Site, admin: httpx.Client) -> None:
+    page = show(admin, capacity="1000", type="mail", rate="20/m")
+    assert "With this change" in page
+    assert "mail: " in page
+    assert "its limit allows 20 a minute" in page
+    until = datetime.now(UTC) + timedelta(hours=3)
+    page = show(admin, type="shop.close", pause_until=until.strftime("%Y-%m-%dT%H:%M"))
+    assert "shop.close is paused until" in page
+    assert "40 jobs wait by then" in page
+    before, after = chart_of(page)["Done, by this forecast"], chart_of(page)["With this change"]
+    assert sum(before) - sum(after) == pytest.approx(CLOSES, abs=1)
+    assert not site.center.pauses()  # it was only a question
+
+
+def test_limits_and_pauses_that_hold_types_back(site: Site) -> None:
+    declared = {
+        "mail": DeclaredType("mail", rate="120/m"),
+        "sms": DeclaredType("sms", rate="5/s", per="biz_id"),
+    }
+    pauses = [
+        PauseInfo("type:sms", "paused", 1, 5000, None, "ann", HOSTILE),
+        PauseInfo("type:mail", "ramping", 1, 4000, 2.0, "ann", None),
+        PauseInfo("topic:default", "paused", 1, 3000, None, "ann", None),
+    ]
+    names = ["mail", "sms", "fax"]
+    found = gates_of(names, declared, pauses, site.settings)
+    assert found == {
+        "mail": TypeGate(2.0, 3000), "sms": TypeGate(None, 5000), "fax": TypeGate(None, 3000)
+    }  # fmt: skip
+    all_paused = PauseInfo("all", "paused", 1, None, None, "ann", None)
+    found = gates_of(names, declared, [all_paused], site.settings)
+    assert {gate.closed_until_ms for gate in found.values()} == {inf}
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"span": "year"}, "must be one of hour, day, month"),
+        ({"capacity": "many"}, "must be jobs a second"),
+        ({"capacity": "nan"}, "must be jobs a second"),
+        ({"capacity": "-1"}, "must be jobs a second"),
+        ({"type": HOSTILE}, "must be a type that you may read"),
+        ({"type": "mail", "rate": "0/s"}, "must be N/s, N/m or N/h"),
+        ({"type": "mail", "pause_until": "soon"}, "must be a time"),
+        ({"type": "mail", "pause_until": "2001-01-01T00:00"}, "must lie in the future"),
+        ({"type": "mail", "pause_until": "0001-01-01T00:00+14:00"}, "must"),
+        ({"rate": "5/s"}, "needs a type"),
+        ({"capacity": HOSTILE, "type": HOSTILE, "rate": HOSTILE, "pause_until": HOSTILE}, "must be"),
+    ],
+)  # fmt: skip
+def test_a_wrong_question_is_refused_and_harmless(
+    admin: httpx.Client, query: dict[str, str], words: str
+) -> None:
+    page = show(admin, **query)
+    (refused,) = (
+        part.split("</p>")[0] for part in page.split('<p class="alert" role="alert">')[1:]
+    )
+    assert words in html.unescape(refused)
+    for tag, attrs in Elements(page).found:
+        assert tag != "img"
+        assert not [name for name in attrs if name.startswith("on")]
+        if tag == "script":
+            assert (attrs["src"] or "").startswith("/ui/static/")
+
+
+def test_a_token_sees_its_types_and_tenant_alone(site: Site) -> None:
+    with site.visitor(token_of(site, biz_types=("shop.*",))) as visitor:
+        page = show(visitor, capacity="0.5")
+        assert "mail" not in page
+        lines = chart_of(page)
+        assert sum(lines["Due"]) == pytest.approx(CLOSES, abs=1)
+        assert "Late, minutes" not in lines
+        assert "Only the types that your token may read" in page
+        assert "must be a type that you may read" in show(visitor, type="mail")
+    with site.visitor(token_of(site, tenant="acme")) as visitor:
+        assert sum(chart_of(show(visitor))["Due"]) == pytest.approx(1, abs=0.1)
+
+
+def test_the_page_is_there_while_nothing_was_read(
+    site: Site, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DueReader, "look", lambda self: None)
+    page = admin.get("/ui/forecast")
+    assert page.status_code == 200
+    assert "shards are being read" in page.text
+
+
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "toc-forecast"}
+
+
+def test_the_reader_ends_when_nobody_looks(tmp_path: Path) -> None:
+    before, clock = threads(), TestClock()
+    reader = DueReader(make_settings(tmp_path), clock, round_s=0.05)
+    try:
+        first = reader.look(60)
+        assert first is not None
+        assert (first.shards_read, first.shards, first.estimated) == (4, 4, 0)
+        (thread,) = threads() - before
+        clock.advance(WATCHED_S + 1)
+        thread.join(60)
+        assert not thread.is_alive()
+        assert reader.look(60) is not None
+    finally:
+        reader.stop()
+    for each in threads() - before:
+        each.join(60)
+    reader.look(0.01)  # no visit starts it again after a stop
+    assert not threads() - before
+
+
+def test_a_round_reads_some_shards_and_all_in_turn(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    databases = Databases.from_settings(settings, SystemClock())
+    try:
+        rounds = DueRounds(settings, databases, shards_per_round=3)
+        assert rounds.run_once().shards_read == 3
+        assert not rounds.is_complete
+        found = rounds.run_once()
+        assert (found.shards_read, found.silent) == (4, [])
+        assert rounds.is_complete
+    finally:
+        databases.close()

@@ -1,0 +1,273 @@
+"""Mass changes over HTTP, on MySQL: what is counted is changed, and nothing else; stop, kill, refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.processes import Process
+from tests.http.mass_world import MassWorld, open_mass_world
+from tests.http.served_world import revoke_token
+from tests.worker.waiting import wait_until
+from toc.store import mass_change_rows
+
+
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest) -> Iterator[MassWorld]:
+    with open_mass_world(request.getfixturevalue("mysql_server")) as world:
+        yield world
+
+
+@pytest.fixture
+def world(served: MassWorld) -> MassWorld:
+    served.reset()
+    return served
+
+
+def changed_jobs(world: MassWorld, change_id: str) -> dict[int, int]:
+    """job_id -> how often the change has changed it."""
+    rows = world.rows(f"SELECT job_id FROM toc_event WHERE run_id = '{change_id}'")
+    found: dict[int, int] = {}
+    for (job_id,) in rows:
+        found[job_id] = found.get(job_id, 0) + 1
+    return found
+
+
+def test_a_group_is_redriven_and_what_died_later_is_not(world: MassWorld) -> None:
+    wanted = world.make_dead(500)
+    others = [
+        *world.make_dead(5, "KeyError: 'x'"),
+        *world.make_dead(5, "a sentence: with ValueError"),
+        *world.make_dead(5, biz_type="shop.close"),
+        *world.make_dead(5, tenant="blue"),
+    ]
+    counted = world.count()
+    assert (counted["count"], counted["is_complete"]) == (500, True)
+    assert set(map(int, counted["examples"])) <= set(wanted)
+    assert len(counted["examples"]) == 5
+    again = wanted[0]
+    assert world.center.redrive(again)
+    world.bury([again], "ValueError: again")  # another death of one that was counted
+    later = [*world.make_dead(20), again]
+    change_id = world.started(counted)
+    change = world.wait_for(change_id)
+    assert (change["state"], change["chosen"], change["changed"]) == ("done", 499, 499)
+    assert world.dead_of(wanted + others + later) == {*others, *later}
+    assert changed_jobs(world, change_id) == dict.fromkeys(set(wanted) - {again}, 1)
+    events = set(
+        world.rows(
+            f"SELECT what, actor LIKE 'token:%', reason FROM toc_event WHERE run_id = '{change_id}'"
+        )
+    )
+    assert events == {("redrive", 1, "INC-7: mended")}
+    assert not set(wanted) - {again} & {
+        job_id for (job_id,) in world.rows("SELECT job_id FROM toc_dead_job")
+    }
+    wait_until(lambda: world.audit("mass_changes.end"), "the entry of the end")
+    ((target, changed, outcome),) = world.audit("mass_changes.end")
+    assert (changed, outcome) == (499, "done")
+    assert change_id in target
+    ((target, _, outcome),) = world.audit("mass_changes.start")
+    assert outcome == "started"
+    assert all(word in target for word in (change_id, "499", "mail", "ValueError", "INC-7"))
+
+
+def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
+    ids = world.make_dead(300)
+    change_id = world.started(world.count(), rate_per_s=20)
+    wait_until(lambda: world.show(change_id, 1)["changed"], "the first jobs")
+    with world.client(1) as client:
+        answer = client.post(f"/v1/mass_changes/{change_id}:stop")
+        assert answer.status_code == 200
+        assert answer.json()["stop_actor"].startswith("token:")
+    change = world.wait_for(change_id, 1)
+    assert change["state"] == "stopped"
+    assert 0 < change["changed"] < 300
+    assert len(ids) - len(world.dead_of(ids)) == change["changed"]
+    assert changed_jobs(world, change_id) == dict.fromkeys(set(ids) - world.dead_of(ids), 1)
+    wait_until(lambda: world.audit("mass_changes.end"), "the entry of the end")
+    assert [row[1:] for row in world.audit("mass_changes.end")] == [(change["changed"], "stopped")]
+    assert [row[2] for row in world.audit("mass_changes.stop")] == ["stopping"]
+
+
+def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
+    world: MassWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mass_change_rows, "SILENT_MS", 4000)
+    ids = world.make_dead(200)
+    counted = world.count()
+    settings = {
+        "TOC_DATABASES": ",".join("".join(url) for url in world.settings.databases), "TOC_SHARDS": "4",
+        "TOC_REDIS_URL": "none", "TOC_WEB__PORT": "0", "TOC_NAMESPACE": world.settings.namespace,
+    }  # fmt: skip
+    process = Process(tmp_path, settings, "web")
+    try:
+        process.says("HTTP on", 100)
+        found = re.search(r"HTTP on (http://[0-9.:]+[0-9])", process.err)
+        assert found is not None
+        change_id = world.started(counted, url=found[1], rate_per_s=20)
+        wait_until(lambda: world.show(change_id)["changed"], "the first jobs")
+    finally:
+        process.kill()
+    change = world.wait_for(change_id)
+    assert (change["state"], change["cause"]) == ("interrupted", "silent")
+    left = world.dead_of(ids)
+    assert 0 < len(left) < 200
+    assert changed_jobs(world, change_id) == dict.fromkeys(set(ids) - left, 1)  # none is half done
+    with world.client() as client:
+        assert client.get("/v1/mass_changes").json()["mass_changes"][0] == change
+    one = next(iter(set(ids) - left))
+    world.bury([one], "ValueError: died again")
+    rest = world.count(until=counted["as_of"])
+    assert rest["count"] == len(left)
+    second = world.started(rest, until=counted["as_of"])
+    assert world.wait_for(second)["changed"] == len(left)
+    assert changed_jobs(world, second) == dict.fromkeys(left, 1)
+    assert world.dead_of(ids) == {one}
+
+
+def test_the_rate_is_kept(world: MassWorld) -> None:
+    world.make_dead(60)
+    change_id = world.started(world.count(), rate_per_s=20)
+    assert world.wait_for(change_id)["changed"] == 60
+    ((duration_ms,),) = world.rows(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, begin_time, beat_time) DIV 1000 FROM toc_mass_change"
+    )
+    assert duration_ms >= 1900  # 20 at once, and 20 after each second
+
+
+def test_pending_jobs_are_cancelled_by_their_due_time(world: MassWorld) -> None:
+    wanted = world.schedule(30)
+    text = world.schedule(1, biz_id="order-7")
+    counted = world.count(verb="cancel", error_class=None)
+    assert counted["count"] == 31
+    of_one = world.count(verb="cancel", error_class=None, biz_id="order-7")
+    assert (of_one["count"], of_one["examples"]) == (1, [str(text[0])])
+    early = world.count(verb="cancel", error_class=None, until="2026-01-01T00:00:00Z")
+    assert early["count"] == 0
+    later = world.schedule(10, biz_type="mail")
+    change_id = world.started(counted, verb="cancel", error_class=None)
+    assert world.wait_for(change_id)["changed"] == 31
+    assert set(world.statuses([*wanted, *text]).values()) == {"cancelled"}
+    assert set(world.statuses(later).values()) == {"pending"}
+
+
+def test_each_tenant_and_type_has_its_own_jobs_and_changes(world: MassWorld) -> None:
+    own = world.make_dead(3, tenant="blue")
+    other = [*world.make_dead(4), *world.make_dead(2, tenant="red")]
+    blue = world.make_token(tenant="blue")
+    counted = world.count(token=blue)
+    assert counted["count"] == 3
+    change_id = world.started(counted, token=blue)
+    with world.client(token=blue) as client:
+        wait_until(
+            lambda: client.get(f"/v1/mass_changes/{change_id}").json()["state"] == "done", "its end"
+        )
+    assert world.dead_of([*own, *other]) == set(other)
+    foreign = {"tenant": None}, {"tenant": "red"}, {"tenant": "blue", "biz_types": ("shop.*",)}
+    for terms in foreign:
+        with world.client(1, world.make_token(**terms)) as client:
+            assert client.get(f"/v1/mass_changes/{change_id}").status_code == 404
+            assert client.post(f"/v1/mass_changes/{change_id}:stop").status_code == 404
+            assert client.get("/v1/mass_changes").json() == {"mass_changes": []}
+
+
+@pytest.mark.parametrize(
+    ("terms", "verb"),
+    [
+        ({"scopes": ("read", "cancel", "admin")}, "redrive"),
+        ({"scopes": ("read", "operate")}, "cancel"),
+        ({"biz_types": ("shop.*",)}, "redrive"),
+    ],
+)
+def test_a_token_without_the_right_is_refused(
+    world: MassWorld, terms: dict[str, Any], verb: str
+) -> None:
+    ids = world.make_dead(1)
+    token, fields = world.make_token(**terms), {"verb": verb, "error_class": None}
+    counted = {"as_of": "2026-01-01T00:00:00Z", "count": 1}
+    answer = world.start(counted, token=token, **fields)
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+    with world.client(token=token) as client:
+        body = {"verb": verb, "biz_type": "mail"}
+        assert client.post("/v1/mass_changes:count", json=body).status_code == 403
+    assert world.dead_of(ids) == set(ids)
+    assert not world.rows("SELECT 1 FROM toc_mass_change")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"reason": None}, "reason"),
+        ({"reason": "  "}, "reason"),
+        ({"reason": "x" * 901}, "reason"),
+        ({"as_of": None}, "as_of"),
+        ({"as_of": "yesterday"}, "as_of"),
+        ({"until": "2026-01-31"}, "until"),
+        ({"expected_count": None}, "expected_count"),
+        ({"rate_per_s": 100_001}, "rate_per_s"),
+        ({"rate_per_s": 0}, "rate_per_s"),
+        ({"verb": "purge"}, "verb"),
+        ({"verb": "cancel"}, "error_class"),
+        ({"biz_type": "no type"}, "biz_type"),
+        ({"biz_id": -1}, "biz_id"),
+        ({"status": "dead"}, "status"),
+    ],
+)
+def test_wrong_input_names_the_field(served: MassWorld, fields: dict[str, Any], field: str) -> None:
+    answer = served.start({"as_of": "2026-01-01T00:00:00Z", "count": 0}, **fields)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert answer.json()["field"] == field
+
+
+def test_another_count_than_the_expected_one_changes_nothing(world: MassWorld) -> None:
+    ids = world.make_dead(20)
+    counted = world.count()
+    for expected in (0, 17, 23):
+        answer = world.start(counted | {"count": expected})
+        assert (answer.status_code, answer.json()["code"]) == (409, "count_differs")
+        assert answer.json()["count"] == 20
+    assert world.dead_of(ids) == set(ids)
+    with world.client() as client:
+        assert client.get("/v1/mass_changes").json() == {"mass_changes": []}
+    assert world.wait_for(world.started(counted | {"count": 19}))["changed"] == 20
+
+
+def test_at_most_so_many_run_at_once(world: MassWorld) -> None:
+    world.make_dead(300)
+    counted = world.count()
+    running = [world.started(counted, rate_per_s=1) for _ in range(2)]
+    answer = world.start(counted, rate_per_s=1)
+    assert (answer.status_code, answer.json()["code"]) == (409, "too_many_mass_changes")
+    with world.client() as client:
+        for change_id in running:
+            client.post(f"/v1/mass_changes/{change_id}:stop")
+    for change_id in running:
+        assert world.wait_for(change_id)["state"] == "stopped"
+    assert world.wait_for(world.started(world.count()))["state"] == "done"
+
+
+def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
+    world.make_dead(100)
+    token = world.make_token()
+    change_id = world.started(world.count(), token=token, rate_per_s=1)
+    revoke_token(world.settings, token)
+    for server in world.servers:
+        server.backend.access.refresh_now()
+    change = world.wait_for(change_id)
+    assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
+    assert change["changed"] < 100
+
+
+def test_two_of_one_key_are_not_both_redriven(world: MassWorld) -> None:
+    """The ordinary guards hold: a job whose key a live job has stays dead."""
+    first = world.schedule(1, biz_id=1, dedup_key="k")
+    world.bury(first, "ValueError: no")
+    second = world.schedule(1, biz_id=1, dedup_key="k")
+    change = world.wait_for(world.started(world.count()))
+    assert (change["state"], change["changed"], change["left_alone"]) == ("done", 0, 1)
+    assert world.statuses([*first, *second]) == {first[0]: "dead", second[0]: "pending"}

@@ -1,0 +1,217 @@
+"""Estimates what is due, some shards at a time, while somebody looks, once for all viewers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import replace
+
+from toc.center.pause_verbs import PauseVerbs
+from toc.dashboard.due_outlook import (
+    DueOutlook,
+    RecurringDue,
+    TypeOwner,
+    merge_estimates,
+    read_occurrences,
+    shares_of_types,
+)
+from toc.domain.due_grid import DueGrid, make_grid
+from toc.errors import NotFound, TocError
+from toc.runtime.clock import Clock
+from toc.runtime.settings import Settings
+from toc.store.biz_types import BizTypeCache
+from toc.store.databases import Databases
+from toc.store.due_estimates import DueEstimate, DueEstimator
+from toc.store.recurring_rows import select_rows
+
+log = logging.getLogger(__name__)
+
+ROUND_S, FIRST_ROUND_S = (
+    10.0,
+    0.2,
+)  # the pause after a round; the shorter one until each shard was read once
+ROUNDS = 6  # in which all shards are read, if they are at most ROUNDS * SHARDS_MAX
+SHARDS_MIN, SHARDS_MAX = 8, 64  # that are read in a round
+WATCHED_S = 60.0  # the reading goes on for so long after the last visit
+FIRST_WAIT_S = 2.0
+OLD_MS = 600_000  # an older estimate of a shard does not count any more
+RECURRING_S = 120.0  # the rules are read again after that
+SCHEDULES_MAX = 1000  # of a database
+
+
+class DueReader:
+    """Has the newest DueOutlook. Its thread starts with a visit, and ends when nobody looks any more."""
+
+    def __init__(self, settings: Settings, clock: Clock, round_s: float = ROUND_S) -> None:
+        # A silent database must not hold up the others for longer than it takes to connect.
+        read_s = min(settings.read_timeout_s, settings.connect_timeout_s)
+        self._settings = settings.model_copy(update={"read_timeout_s": read_s})
+        self._clock, self._round_s = clock, round_s
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._outlook: DueOutlook | None = None
+        self._last_visit_s = float("-inf")
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def look(self, wait_s: float = FIRST_WAIT_S) -> DueOutlook | None:
+        """The newest outlook; waits for the first one. None: it did not come in time. Blocks."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._last_visit_s > WATCHED_S:
+                self._outlook = None  # nobody looked: it is old
+            self._last_visit_s = now_s
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="toc-forecast", daemon=True)
+                self._thread.start()
+            self._news.wait_for(lambda: self._outlook is not None, wait_s)
+            return self._outlook
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(self._settings.read_timeout_s)
+
+    def _run(self) -> None:
+        try:
+            with closing(Databases.from_settings(self._settings, self._clock, pool_size=2)) as used:
+                rounds = DueRounds(self._settings, used)
+                while not self._is_over():
+                    self._publish(rounds)
+                    self._stop.wait(self._round_s if rounds.is_complete else FIRST_ROUND_S)
+        except Exception:
+            log.exception("the forecast's reader has ended; the next visit starts it again")
+            with self._lock:
+                self._thread = None
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            unwatched_s = self._clock.monotonic_s() - self._last_visit_s
+            if unwatched_s <= WATCHED_S and not self._stop.is_set():
+                return False
+            self._thread = None
+            return True
+
+    def _publish(self, rounds: DueRounds) -> None:
+        try:
+            found = rounds.run_once()
+        except TocError:
+            # What was read before stays, and the page tells how old it is.
+            log.warning("the forecast cannot be read", exc_info=True)
+            return
+        with self._lock:
+            self._outlook = found
+            self._news.notify_all()
+
+
+class DueRounds:
+    """Reads some shards in each round, in turn, and keeps the newest estimate of each shard."""
+
+    def __init__(
+        self, settings: Settings, databases: Databases, shards_per_round: int | None = None
+    ) -> None:
+        self._databases, self._clock = databases, databases.clock
+        self._estimator = DueEstimator(databases)
+        self._types = BizTypeCache(databases)
+        self._pauses = PauseVerbs(settings, databases, "dashboard")
+        self._shards = [shard for database in databases for shard in database.shards]
+        usual = min(SHARDS_MAX, max(SHARDS_MIN, -(-len(self._shards) // ROUNDS)))
+        self._per_round = shards_per_round or usual
+        self._next = 0
+        self._estimates: dict[int, tuple[int, DueEstimate]] = {}
+        self._silent: set[str] = set()
+        self._recurring: RecurringDue | None = None
+        self._recurring_s = float("-inf")
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each shard was asked once."""
+        return self._next >= len(self._shards)
+
+    def run_once(self) -> DueOutlook:
+        """Reads the next shards. Raises StoreUnavailable if no database answers."""
+        now_ms = self._databases.now_ms()
+        grid = make_grid(now_ms)
+        self._read_shards(grid, now_ms)
+        self._forget_old_estimates(now_ms)
+        return self._merge(grid, now_ms, self._read_recurring(grid))
+
+    def _read_shards(self, grid: DueGrid, now_ms: int) -> None:
+        """Reads the shards whose turn it is. A database that does not answer is asked once in a round."""
+        failed = set[str]()
+        shards, turn = self._shards, self._next // len(self._shards)
+        for place in range(self._next, self._next + min(self._per_round, len(shards))):
+            shard = shards[place % len(shards)]
+            name = f"database_{self._databases.routing.database_index(shard)}"
+            if name in failed:
+                continue
+            try:
+                estimate = self._estimator.estimate_due(shard, grid, turn)
+            except TocError as error:
+                log.debug("no forecast of shard %d: %s", shard, error)
+                failed.add(name)
+                continue
+            self._silent.discard(name)
+            self._estimates[shard] = now_ms, estimate
+        self._silent |= failed
+        self._next += self._per_round
+
+    def _forget_old_estimates(self, now_ms: int) -> None:
+        for shard, (read_ms, _) in list(self._estimates.items()):
+            if now_ms - read_ms > OLD_MS:
+                del self._estimates[shard]
+
+    def _read_recurring(self, grid: DueGrid) -> RecurringDue:
+        now_s = self._clock.monotonic_s()
+        if self._recurring is not None and now_s - self._recurring_s < RECURRING_S:
+            return self._recurring
+        rows, more = [], 0
+        for database in self._databases:
+            try:
+                found = select_rows(database, limit=SCHEDULES_MAX + 1)
+            except TocError:
+                continue  # its shards are missing as well, which the page says
+            rows += found[:SCHEDULES_MAX]
+            more += len(found) > SCHEDULES_MAX
+        due = read_occurrences(rows, grid)
+        self._recurring, self._recurring_s = replace(due, left_out=due.left_out + more), now_s
+        return self._recurring
+
+    def _merge(self, grid: DueGrid, now_ms: int, recurring: RecurringDue) -> DueOutlook:
+        read = [estimate for _, estimate in self._estimates.values()]
+        counts, samples = merge_estimates(grid, read, self._name_of)
+        scale = len(self._shards) / len(read) if read else 0.0
+        by_owner: dict[TypeOwner, list[float]] = defaultdict(lambda: [0.0] * len(grid.edges_ms))
+        for owner, numbers in shares_of_types(grid, counts, samples).items():
+            by_owner[owner] = [number * scale for number in numbers]
+        coming = 0.0
+        for owner, made in recurring.by_owner.items():
+            moved = recurring.grid.moved(made, grid)
+            coming += sum(moved)
+            by_owner[owner] = [sum(both) for both in zip(by_owner[owner], moved, strict=True)]
+        return DueOutlook(
+            taken_ms=now_ms,
+            grid=grid,
+            by_owner=dict(by_owner),
+            shards_read=len(read),
+            shards=len(self._shards),
+            oldest_ms=min((read_ms for read_ms, _ in self._estimates.values()), default=now_ms),
+            counted=float(sum(each.counted for each in read)),
+            estimated=sum(counts) * scale,
+            sampled=sum(rows.total() for rows in samples.values()),
+            known_ms=min((each.known_ms for each in read), default=grid.end_ms),
+            recurring=coming,
+            left_out=recurring.left_out,
+            silent=sorted(self._silent),
+            pauses=self._pauses.list_pauses(),
+        )
+
+    def _name_of(self, shard: int, type_no: int) -> str:
+        try:
+            return self._types.find_name(type_no, self._databases.database_of_shard(shard))
+        except NotFound:
+            return f"#{type_no}"

@@ -1,0 +1,43 @@
+"""Payloads, results and errors of `web.masked_types` are shown only to callers with the scope admin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from toc.access.authorise import is_allowed, matches_pattern
+from toc.access.caller import Caller
+from toc.domain.job import DeadJob
+from toc.http.backend import Backend
+
+MASKED = "***"
+"""In place of the error of a dead job."""
+
+_VERBS_OF_PEOPLE = frozenset({"cancel", "reschedule", "run_now", "redrive"})
+"""The reasons of other events may be texts of errors."""
+
+
+def is_masked(backend: Backend, caller: Caller, biz_type: str) -> bool:
+    """Whether payloads, results and errors of this type are not for the caller."""
+    patterns = backend.settings.web.masked_types
+    return any(matches_pattern(each, biz_type) for each in patterns) and not is_allowed(
+        caller, "admin", biz_type, caller.tenant
+    )
+
+
+def mask_job(backend: Backend, caller: Caller, job: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of a job as the caller may see it; `masked` says whether something was left out."""
+    if not is_masked(backend, caller, job["biz_type"]):
+        return {**job, "masked": False}
+    return {**job, "payload": {}, "progress": None, "result": None, "masked": True}
+
+
+def mask_dead_job(backend: Backend, caller: Caller, job: DeadJob) -> DeadJob:
+    """A dead job without its error, if that is not for the caller."""
+    return replace(job, error=MASKED) if is_masked(backend, caller, job.biz_type) else job
+
+
+def mask_reason(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of an event without what may be the text of an error."""
+    return {**event, "reason": event["reason"] if event["what"] in _VERBS_OF_PEOPLE else None}
