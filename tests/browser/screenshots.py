@@ -180,7 +180,7 @@ def press(site: Site, token: str, path: str, **fields: str) -> None:
 def name_of(path: str) -> str:
     parts = [part for part in path.removeprefix("/ui/").split("/") if part]
     if parts and parts[-1].isdigit():
-        parts = ["job", *parts[1:-1]]
+        parts = ["job"]
     return "-".join(parts) or "now"
 
 
@@ -220,7 +220,8 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
             ):
                 if path.endswith("/sign-in"):
                     page.context.clear_cookies(name=TOKEN_COOKIE)
-                show(page, path)
+                if not show(page, path):
+                    continue
                 found[f"{name_of(path)}{variant.suffix}"].append(take_picture(page, variant))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.png"):
@@ -229,12 +230,13 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
         save(folder / f"{name}.png", pictures)
 
 
-def show(page: Page, path: str) -> None:
-    """Opens a page, and waits until it shows the faults."""
-    page.goto(f"{path}?biz_id=ORDER-2026-000010" if path == "/ui/jobs" else path)
+def show(page: Page, path: str) -> bool:
+    """Opens a page, and waits until it shows the faults. False: there is no such page in this scene."""
+    answer = page.goto(f"{path}?biz_id=ORDER-2026-000010" if path == "/ui/jobs" else path)
     if path == "/ui/":
         page.wait_for_selector("h1.late")
         page.wait_for_selector(".state.down, .state.degraded")
+    return answer is not None and answer.ok
 
 
 def main() -> None:
