@@ -47,7 +47,7 @@ from toc.testing.history import Journal
 
 FOLDER = Path(__file__).parents[2] / "docs/images/dashboard"
 BYTES_MAX = 60_000
-COLOURS = (64, 32, 16, 8)
+COLOURS = (256, 128, 64, 32, 16)
 GAP = 20
 MAIL, INVOICE = "mail.send", "invoice.send"
 ALL = ("schedule", "cancel", "consume", "read", "operate", "admin")
@@ -98,7 +98,7 @@ def open_scene(folder: Path) -> Iterator[Scene]:
         settings = Settings(
             databases=tuple(stack.enter_context(temporary_database(mysql)) for _ in range(2)),
             shards=16, redis_url=redis.url, zookeeper_hosts=zookeeper.url, pool_size=8,
-            namespace=f"shop-{secrets.token_hex(3)}", 
+            namespace=f"shop-{secrets.token_hex(3)}",
             web={"port": 0, "sql": True, "environment": "production"},
         )  # fmt: skip
         migrate.upgrade(settings)
@@ -202,9 +202,7 @@ def save(file: Path, pictures: Sequence[Image.Image]) -> None:
         whole.paste(each, (left, 0))
         left += each.width + GAP
     for colours in COLOURS:
-        whole.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            file, "PNG", optimize=True
-        )
+        whole.quantize(colours, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
         if file.stat().st_size <= BYTES_MAX:
             break
     sys.stdout.write(f"{file.name} {file.stat().st_size}\n")

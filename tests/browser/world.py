@@ -66,7 +66,7 @@ def open_shop(mysql: Endpoint, redis: Endpoint) -> Iterator[Shop]:
     with temporary_database(mysql) as url:
         settings = Settings(
             databases=(url,), shards=4, redis_url=redis.url, pool_size=8,
-            namespace=f"toc-test-{secrets.token_hex(6)}", 
+            namespace=f"toc-test-{secrets.token_hex(6)}",
             web={"port": 0, "limits": LIMITS, "sql": True, "environment": "production"},
             limits={"attribute_bytes": 65_535},
         )  # fmt: skip

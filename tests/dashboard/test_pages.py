@@ -21,7 +21,9 @@ from toc.dashboard.texts import LANGUAGES, texts_of
 from toc.domain.job import DeadJob
 from toc.domain.mass_change import error_class_of
 
-HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{{1234*4321}}javascript:alert(3)"
+HOSTILE = (
+    "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{{1234*4321}}javascript:alert(3)"
+)
 MASS_STATES = {f"mass_{word}" for word in ("running", "done", "stopped", "interrupted")}
 SHOWN = [page.path for page in PAGES if page.method == "GET" and "{" not in page.path]
 
