@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from tests.browser.chromium import visitor
-from tests.browser.world import HOUR, ORDER, PARCEL, Shop, shown_pages
+from tests.browser.world import HOUR, ORDER, PARCEL, SCHEDULE, Shop, shown_pages
 from toc.dashboard.texts import LANGUAGES
 
 LONG = "ORDER-2026-11-26-000000000000000000000000000000000000000000042"
@@ -22,7 +22,7 @@ def job_id(shop: Shop) -> Iterator[int]:
     shop.center.reschedule(job_id, HOUR, reason="y" * 300)
     shop.make_dead_job(LONG, "TimeoutError: " + "z" * 300)
     shop.center.pause(PARCEL, reason="the parcel service is away")
-    shop.center.recur("nightly-report", cron="0 3 * * *", tz="Asia/Shanghai", biz_type=ORDER)
+    shop.center.recur(SCHEDULE, cron="0 3 * * *", tz="Asia/Shanghai", biz_type=ORDER)
     yield job_id
     shop.center.resume(PARCEL, now=True)
     shop.center.cancel(job_id)

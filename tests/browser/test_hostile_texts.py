@@ -88,7 +88,7 @@ def check_markup(page: Page) -> None:
             ...(["IMG", "SVG", "IFRAME", "OBJECT", "EMBED", "VIDEO", "AUDIO", "STYLE", "BASE", "MATH"]
                 .includes(element.tagName.toUpperCase()) ? [element.tagName] : []),
             ...[...element.attributes].filter((each) => each.name.startsWith("on")
-                || (/^(data-)?hx-/.test(each.name) && element.id !== "main" && !element.closest("[data-own]"))
+                || (/^(data-)?hx-(?!morph-)/.test(each.name) && element.id !== "main")
                 || /^\\s*(javascript|data|vbscript):/i.test(each.value) && element.tagName !== "LINK",
             ).map((each) => `${element.tagName} ${each.name}=${each.value}`),
         ])"""

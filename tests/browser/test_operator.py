@@ -111,24 +111,24 @@ def test_signing_in_and_out(shop: Shop, browser: Browser) -> None:
     token = token_of(shop)
     with visitor(browser, shop) as page:
         page.goto("/ui/jobs")
-        page.wait_for_url("**/ui/sign-in")
+        page.wait_for_url("**/ui/sign-in**")
         for text, is_right in (("toc_aaaaaaaaaaaa_wrong", False), (token, True)):
             page.get_by_label("Token").fill(text)
             page.get_by_role("button", name="Sign in").click()
             if not is_right:
                 expect(page.get_by_role("alert")).to_be_visible()
-        page.wait_for_url("**/ui/")
+        page.wait_for_url("**/ui/jobs")  # where the person wanted to go
         assert page.evaluate("document.cookie") == ""  # no script reads the token
         page.get_by_role("button", name="Sign out").click()
-        page.wait_for_url("**/ui/sign-in")
+        page.wait_for_url("**/ui/sign-in**")
         page.go_back()
-        page.wait_for_url("**/ui/sign-in")
+        page.wait_for_url("**/ui/sign-in**")
     with visitor(browser, shop, token) as page:
         page.goto("/ui/jobs")
         revoke_token(shop.settings, token)
         shop.server.backend.access.refresh_now()
         page.reload()
-        page.wait_for_url("**/ui/sign-in")
+        page.wait_for_url("**/ui/sign-in**")
 
 
 def test_the_language_is_chosen_and_the_filter_stays(shop: Shop, page: Page) -> None:

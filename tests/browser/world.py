@@ -24,6 +24,7 @@ from toc.runtime.settings import Settings
 from toc.store import migrate
 
 ORDER, STOCK, PARCEL = "order.close", "stock.release", "parcel.confirm"
+SCHEDULE = "nightly-report"
 AT_ONCE = timedelta()
 HOUR = timedelta(hours=1)
 LIMITS = {"failed_logins_per_min": 100_000, "calls_per_s": 1e6, "calls_per_s_all": 1e6}
@@ -65,7 +66,8 @@ def open_shop(mysql: Endpoint, redis: Endpoint) -> Iterator[Shop]:
     with temporary_database(mysql) as url:
         settings = Settings(
             databases=(url,), shards=4, redis_url=redis.url, pool_size=8,
-            namespace=f"toc-test-{secrets.token_hex(6)}", web={"port": 0, "limits": LIMITS},
+            namespace=f"toc-test-{secrets.token_hex(6)}",
+            web={"port": 0, "limits": LIMITS, "sql": True, "environment": "production"},
             limits={"attribute_bytes": 65_535},
         )  # fmt: skip
         migrate.upgrade(settings)
@@ -98,8 +100,8 @@ def _make_handlers(shop: Shop) -> Registry:
 
 
 def shown_pages(job_id: int) -> list[str]:
-    """The path of each page that the site shows; a page about a job is about this one."""
-    known = {"job_id": str(job_id), "biz_type": ORDER}
+    """The path of each page that the site shows. One is about this job, or ORDER, or SCHEDULE."""
+    known = {"job_id": str(job_id), "biz_type": ORDER, "name": SCHEDULE}
     return [
         re.sub(r"{(\w+)}", lambda name: known.get(name[1], "1"), page.path)
         for page in PAGES

@@ -49,7 +49,7 @@ class Visit:
         return self.request.query_params
 
     @property
-    def page_path(self) -> str:
+    def path_and_query(self) -> str:
         """The path of the page, with what stands behind "?"."""
         url = self.request.url
         return f"{url.path}?{url.query}" if url.query else url.path

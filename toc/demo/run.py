@@ -79,7 +79,7 @@ def _make_demo_settings(directory: DevDirectory) -> Settings:
         "scanner": ScannerSettings(),
         "worker": WorkerSettings(),
         "limits": LimitSettings(),
-        "web": WebSettings(port=0),
+        "web": WebSettings(port=0, dashboard_read_only=True),  # a change would break the check
     }
     return load_settings(
         databases=tuple(f"sqlite:///{directory.path}/toc_{index}.db" for index in range(DATABASES)),
