@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.simulation.install import installed
-from tests.simulation.kernel import Kernel, Process, TooLong
+from tests.simulation.kernel import Gone, Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
 from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
 from tests.simulation.verbs import BATCH, BATCH_WAIT_S, VERB_TYPES, Verbs, with_verbs
@@ -444,6 +444,8 @@ class World:
 
     def _handle_batch(self, jobs: list[Job]) -> dict[int, Retry | None]:
         assert self.verbs is not None
+        if self.kernel.process.dead:  # what its death has cut off is not run job by job
+            raise Gone
         runs = [self._start_run(job) for job in jobs]
         self.kernel.wait(self.servers.rng.uniform(0, 0.2))
         if self.verbs.does_batch_fail():
