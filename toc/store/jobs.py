@@ -240,6 +240,8 @@ class Jobs:
                     continue
                 query = query.where(letter.type_no == type_no)
             query = query.order_by(letter.dead_time.desc(), letter.job_id.desc()).limit(limit)
+            for dialect in ("mysql", "mariadb"):  # else the server may sort the whole table
+                query = query.with_hint(database.dead, "FORCE INDEX (ix_dead_time)", dialect)
             for row in database.select(query):
                 found.append(dead_job_from_row(row, self.type_name(row.type_no, database)))
         found.sort(key=lambda job: (job.dead_ms, job.job_id), reverse=True)
