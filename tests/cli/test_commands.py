@@ -297,7 +297,7 @@ def test_the_later_time_counts_with_on_duplicate_latest(toc: Toc) -> None:
 
 def test_a_countdown_from_the_command_line(toc: Toc) -> None:
     start = ("countdown", "A-7", "1h", "--count", 2, "--type", "order.ship", "--json")
-    made = toc(*start)
+    made = toc(*start, "--priority", 5)
     job_id = made.json["job_id"]
     assert (made.code, made.json["did"]) == (0, "inserted")
     assert toc(*start).json == {"job_id": job_id, "did": "kept"}
@@ -310,7 +310,9 @@ def test_a_countdown_from_the_command_line(toc: Toc) -> None:
     assert toc("arrive", "stock", job_id).out == f"job {job_id}: completed (2 of 2)\n"
     late = toc("arrive", "late", *target, "--json")
     assert (late.code, late.json["answer"]) == (1, "pending")
-    shown = toc("job", "show", job_id, "--json").json["jobs"][0]["countdown"]
+    job = toc("job", "show", job_id, "--json").json["jobs"][0]
+    shown = job["countdown"]
+    assert job["priority"] == 5
     assert shown == {"wanted": 2, "arrived": 2, "arrival_ids": ["pay", "stock"], "by": None}
     assert toc("arrive", "pay").code == 2
     missing = toc("arrive", "pay", "--biz-id", "A-8")
@@ -319,7 +321,7 @@ def test_a_countdown_from_the_command_line(toc: Toc) -> None:
 
 def test_a_debounced_job_from_the_command_line(toc: Toc) -> None:
     call = ("debounce", "A-9", "--quiet", "30m", "--max-wait", "1h", "--type", "index.rebuild")
-    made = toc(*call, "--attribute", '{"n": 1}', "--json")
+    made = toc(*call, "--attribute", '{"n": 1}', "--priority", 7, "--json")
     job_id = made.json["job_id"]
     assert (made.code, made.json["did"]) == (0, "inserted")
     moved = toc(*call, "--attribute", '{"n": 2}', "--json").json
@@ -327,6 +329,7 @@ def test_a_debounced_job_from_the_command_line(toc: Toc) -> None:
     assert moved["due_time"] >= made.json["due_time"]
     shown = toc("job", "show", job_id, "--json").json["jobs"][0]
     assert (shown["attribute"], shown["biz_type"]) == ({"n": 2}, "index.rebuild")
+    assert shown["priority"] == 7  # that of the job that the later call has moved
     assert toc(*call).out.endswith(" (replaced: it holds the key)\n")
     other = toc(*call, "--key", "k", "--json").json
     assert (other["did"], other["job_id"] != job_id) == ("inserted", True)

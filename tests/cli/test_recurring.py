@@ -14,17 +14,18 @@ def test_add_list_next_pause_resume_run_backfill_remove(toc: Toc) -> None:
     made = toc(
         "recurring", "add", "nightly", "--cron", "30 2 * * *", "--tz", "Europe/Berlin", "--type", "report",
         "--attribute", '{"a":1}', "--gap", "next", "--overlap", "queue", "--catch-up", "2h", "--jitter", "5m",
-        "--end", "2035-01-01T00:00:00Z", "--reason", "new", "--json",
+        "--end", "2035-01-01T00:00:00Z", "--priority", "6", "--reason", "new", "--json",
     )  # fmt: skip
     assert made.code == 0, made.err
     expected = {
         "name": "nightly", "tenant": None, "cron": "30 2 * * *", "tz": "Europe/Berlin", "biz_type": "report",
         "attribute": {"a": 1}, "gap": "next", "overlap": "queue", "catch_up_s": 7200, "jitter_s": 300,
         "made": 1, "skipped": 0, "version": 1, "reason": "new", "paused_since": None,
+        "priority": 6,
     }  # fmt: skip
     assert {key: made.json[key] for key in expected} == expected
     (job,) = toc("job", "show", made.json["job_id"], "--json").json["jobs"]
-    assert (job["biz_id"], job["biz_type"]) == ("nightly", "report")
+    assert (job["biz_id"], job["biz_type"], job["priority"]) == ("nightly", "report", 6)
     listed = toc("recurring", "list")
     assert "30 2 * * * Europe/Berlin" in listed.out
     times = toc("recurring", "next", "nightly", "--count", "3", "--json").json["next_times"]

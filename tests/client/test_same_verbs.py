@@ -158,7 +158,8 @@ def countdowns(center: Any, world: RemoteWorld) -> list[Any]:
     seen.append(center.cancel(first.job_id))
     seen += [center.arrive("late", job_id=first.job_id), center.arrive("x", biz_id=7, **CLOSE)]
     seen.append(center.countdown("A-1", **start, on_duplicate="once", details=True))
-    other = center.countdown("A-1", **start, dedup_key="k")
+    other = center.countdown("A-1", **start, dedup_key="k", priority=7)
+    seen.append(center.get(other).priority)
     seen.append(outcome_of(center.countdown, "A-1", **start, dedup_key="k", on_duplicate="error"))
     seen += [other, center.arrive("pay", biz_id="A-1", **CLOSE, dedup_key="k")]
     plain = center.schedule(5, MINUTE, **CLOSE)
@@ -168,6 +169,7 @@ def countdowns(center: Any, world: RemoteWorld) -> list[Any]:
         {"deadline": 5},
         {"dedup_key": "k" * 57},
         {"on_duplicate": "latest"},
+        {"priority": 10},
     ):
         seen.append(outcome_of(center.countdown, "A-2", **(start | wrong)))
     seen.append(outcome_of(center.arrive, "a b", biz_id="A-1", **CLOSE))
@@ -184,12 +186,12 @@ def recurring(center: Any, world: RemoteWorld) -> list[Any]:
         overlap="queue", catch_up=7200, jitter=MINUTE, end=datetime(2035, 1, 1, tzinfo=UTC), reason="new",
     )  # fmt: skip
     seen = [made, verbs.get("same.nightly", next_times=3)]
-    center.recur("same.often", every=MINUTE, **CLOSE)
+    center.recur("same.often", every="1m", **CLOSE, priority=3)
     center.recur("same.rule", rrule="FREQ=DAILY;COUNT=3", start=end, **CLOSE)
     seen += [verbs.list(), verbs.pause("same.nightly", reason="why"), verbs.resume("same.nightly")]
     done = verbs.backfill("same.nightly", start, end)
     seen += [len(done.job_ids), done.present, verbs.backfill("same.nightly", start, end).present]
-    seen.append(center.get(verbs.run("same.nightly")))
+    seen += [center.get(verbs.run("same.nightly")), center.get(verbs.run("same.often")).priority]
     for call, arguments in [
         (verbs.get, ("same.no",)), (verbs.get, ("a b",)), (verbs.run, ("same.no",)),
         (verbs.backfill, ("same.often", end, start)),
@@ -197,6 +199,10 @@ def recurring(center: Any, world: RemoteWorld) -> list[Any]:
         seen.append(outcome_of(call, *arguments)[0])  # over HTTP the texts name no argument
     seen.append(outcome_of(center.recur, "same.bad", cron="61 * * * *", **CLOSE))
     seen.append(outcome_of(center.recur, "same.bad", every=MINUTE, **CLOSE, attribute={"x": {1}}))
+    seen += [
+        outcome_of(center.recur, "same.bad", every=each, **CLOSE) for each in ("soon", "", "9d9")
+    ]
+    seen.append(outcome_of(center.recur, "same.bad", every=MINUTE, **CLOSE, priority=10))
     for name in ("same.nightly", "same.often", "same.rule"):
         verbs.remove(name)
     return [*seen, verbs.list()]
@@ -206,11 +212,13 @@ def debounces(center: Any, world: RemoteWorld) -> list[Any]:
     calm = {**CLOSE, "quiet": MINUTE, "max_wait": 3 * MINUTE}
     first = center.debounce("A-1", **calm, attribute={"n": 1}, details=True)
     seen = [first, center.debounce("A-1", **calm, attribute={"n": 2}, details=True)]
-    seen += [center.get(first.job_id), center.debounce("A-1", **calm, dedup_key="k")]
+    seen += [center.get(first.job_id), center.debounce("A-1", **calm, dedup_key="k", priority=4)]
+    seen.append(center.get(seen[-1]).priority)
     seen.append(center.cancel(biz_id="A-1", **CLOSE))
     wrong: list[dict[str, Any]] = [
         {"quiet": 5}, {"quiet": timedelta(0)}, {"max_wait": timedelta(seconds=59)},
         {"max_wait": timedelta(days=367)}, {"dedup_key": None}, {"biz_id": -1}, {"attribute": 5},
+        {"priority": "9"},
     ]  # fmt: skip
     for each in wrong:
         seen.append(outcome_of(center.debounce, **({"biz_id": "A-2"} | calm | each)))

@@ -17,12 +17,14 @@ from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
 from toc.store.column_types import sql_time_of_ms
 from toc.store.due_estimates import (
+    PARTS_MAX,
     PROBE_ROWS,
     PROBES_MAX,
+    RANGES_PER_QUERY_MAX,
     SAMPLED_MAX,
-    SLICES_PER_QUERY_MAX,
     DueEstimate,
     DueEstimator,
+    _entries_of_estimate,
 )
 from toc.store.schema import job_table_name
 
@@ -31,12 +33,17 @@ Wanted = dict[int, Counter[int]]
 
 
 def fill(library: Library, grid: DueGrid, live: int, ended: int) -> Wanted:
-    """Live rows, more of them soon than late, whose types depend on their time; returns them by slice."""
+    """Live rows, whose types depend on their time; returns them by slice.
+
+    Half of them are due on one day, which has too many to be counted; of the others more are due soon.
+    """
     rng = random.Random(5)  # noqa: S311 - a test
     wanted: Wanted = {}
     rows = []
     for n in range(live):
         due_ms = grid.begin_ms + round(DAY_MS * 31 * rng.random() ** 4) - HOUR_MS // 2
+        if n % 2 and live == LIVE:
+            due_ms = grid.days_ms + 9 * DAY_MS + rng.randrange(DAY_MS)
         is_soon = due_ms < grid.hours_ms
         type_no = 1 if rng.random() < (0.8 if is_soon else 0.3) else 2
         if due_ms < grid.end_ms:
@@ -100,7 +107,7 @@ def test_few_rows_are_counted_and_many_are_estimated(library: Library) -> None:
     # The usual bound, which SQLite does not reach.
     with statements_of(library) as statements:
         usual = DueEstimator(library.databases).estimate_due(SHARD, grid)
-    assert sum(usual.counts) == pytest.approx(sum(sums.values()), rel=0.05)
+    assert sum(usual.counts) == pytest.approx(sum(sums.values()), rel=0.2)
     assert usual.known_ms == grid.end_ms
     check_samples(usual, wanted, grid)
     if library.sqlite:
@@ -108,18 +115,18 @@ def test_few_rows_are_counted_and_many_are_estimated(library: Library) -> None:
         assert len(statements) == 2
         return
     assert usual.counted == 10_000
-    assert len(statements) <= 3 + -(-len(grid.edges_ms) // SLICES_PER_QUERY_MAX)
+    assert len(statements) <= 5 + (len(grid.edges_ms) + PARTS_MAX) // RANGES_PER_QUERY_MAX
     up_to, cut = 0, 0
     while up_to + sums.get(cut, 0) < usual.counted:
         up_to += sums.get(cut, 0)
         cut += 1
     assert list(usual.counts[:cut]) == [sums.get(place, 0) for place in range(cut)]
     for place in range(cut, len(usual.counts)):
-        assert usual.counts[place] == pytest.approx(sums.get(place, 0), rel=0.25, abs=5)
+        assert usual.counts[place] == pytest.approx(sums.get(place, 0), rel=0.35, abs=5)
 
     # Nearly everything is estimated.
     rough = DueEstimator(library.databases, scanned_max=50).estimate_due(SHARD, grid, turn=1)
-    assert sum(rough.counts) == pytest.approx(sum(sums.values()), rel=0.1)
+    assert sum(rough.counts) == pytest.approx(sum(sums.values()), rel=0.2)
     probed = sum(rows.total() for place, rows in rough.samples.items() if place)
     assert 0 < probed <= PROBES_MAX * PROBE_ROWS + SAMPLED_MAX
 
@@ -178,3 +185,13 @@ def test_a_missing_table_is_named(library: Library) -> None:
     finally:
         with database.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {other} RENAME TO {name}")
+
+
+def test_an_estimate_that_innodb_has_doubled_is_halved() -> None:
+    assert [_entries_of_estimate(rows) for rows in (0, 1, 2, 7400, 20_000)] == [
+        0,
+        0,
+        2,
+        7400,
+        10_000,
+    ]

@@ -146,6 +146,60 @@ def test_overdue_of_some_types(library: Library) -> None:
     assert overdue([]) == []
 
 
+def test_a_page_ends_at_a_key(library: Library) -> None:
+    keys = [
+        row.key for row in rows_of(library, *(library.pending(42, in_ms=-n // 2) for n in range(5)))
+    ]
+    shard = library.shard(keys[0][1])
+
+    def ids(after: tuple[int, int], end: tuple[int, int]) -> list[int]:
+        page = library.pages.read_overdue_rows(shard, after, 0, None, 10, end)
+        return [row.job_id for row in page]
+
+    assert ids(BEGINNING, keys[2]) == [job_id for _, job_id in keys[:3]]
+    assert ids(keys[0], keys[3]) == [job_id for _, job_id in keys[1:4]]
+    assert ids(keys[4], keys[2]) == []
+
+
+def test_the_key_so_many_rows_later(library: Library) -> None:
+    rows = rows_of(library, *(library.pending(42, in_ms=-n // 2) for n in range(5)))
+    shard = library.shard(rows[0].job_id)
+    library.pending(42, in_ms=1)  # not due
+    for after, rest in ((BEGINNING, rows), (rows[1].key, rows[2:])):
+        for count in range(1, 7):
+            found = library.pages.read_due_key(shard, after, 0, count)
+            assert found == (rest[count - 1].key if count <= len(rest) else None)
+            known = library.pages.find_shards_with_rows_behind({shard: 0}, {shard: after}, count)
+            assert known == ({shard} if found else set())
+    library.clock.advance(1)
+    assert library.pages.read_due_key(shard, BEGINNING, 1000, 5) == rows[4].key
+    assert library.pages.read_due_key(shard, BEGINNING, 1002, 5) is None
+
+
+def test_a_step_of_rows_is_checked_for_other_types(library: Library) -> None:
+    """The first two rows of each shard are of a type that is left out; the third one is not."""
+    shards = {}
+    for shard, job_id in one_on_each(library, type_no=library.report_no, in_ms=-2).items():
+        biz_id = library.row(job_id).biz_id
+        shards[shard] = library.pages.read_overdue_rows(shard, BEGINNING, 0, None, 1)[0].key
+        library.pending(biz_id, in_ms=-1, type_no=library.report_no)
+        library.pending(biz_id)
+    by_database = library.settings.routing.database_index
+    grace_ms = dict.fromkeys((shard for shard in shards if by_database(shard) == 0), 0)
+
+    def found(after: tuple[int, int] | None, rows: int, *left_out: int) -> set[int]:
+        begin = {shard: after or shards[shard] for shard in grace_ms}
+        return library.pages.find_overdue_shards_after(grace_ms, begin, rows, left_out)
+
+    every = set(grace_ms)
+    assert found(BEGINNING, 2, library.report_no) == set()
+    assert found(BEGINNING, 3, library.report_no) == every
+    assert found(None, 2, library.report_no) == every  # after the first row
+    assert found(None, 1, library.report_no) == set()
+    assert found(BEGINNING, 9, library.report_no, library.close_no) == set()
+    assert found(BEGINNING, 1, library.close_no) == every
+
+
 # ---- the question before a page, of many shards at once
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.dashboard.site_world import Elements, open_site, token_of
 from tests.servers.endpoint import Endpoint
+from tests.worker.waiting import wait_until
 from toc.dashboard.activity_view import HISTORY_MINUTES, TYPES_SHOWN_MAX, make_view
 from toc.dashboard.backlog import BacklogMeter
 from toc.dashboard.texts import texts_of
 from toc.domain.pauses import PauseInfo
 from toc.runtime.clock import SystemClock
+from toc.runtime.process_info import toc_version
 from toc.store.overdue_count import OverdueCount
-from toc.timer.activity import ActivityStore, MinuteActivity, TypeActivity
+from toc.timer.activity import ActivityStore, MinuteActivity, TypeActivity, sum_types
 from toc.timer.timer_server import TimerServer
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{{7*7}}"
@@ -139,13 +142,23 @@ def test_now_shows_the_history_and_hostile_names_are_only_text(
                         f"done:{HOSTILE}": 60, f"mark:start:{HOSTILE}": 1, "scheduled:shop.close": 60,
                     },
                 )  # fmt: skip
+            site.center.schedule(1, timedelta(hours=1), biz_type="shop.close")
+
+            def has_reported() -> bool:
+                """The server itself, with its version, and the job that it has scheduled."""
+                own = store.read(range(now - 1, now + 3))
+                marks = {mark for each in own for mark in each.marks}
+                jobs = sum_types(own).get("shop.close", TypeActivity())
+                return f"start:{toc_version()}" in marks and jobs.scheduled % 60 == 1
+
+            wait_until(has_reported, "the report of toc web", 60)
             with site.visitor(token_of(site)) as visitor:
                 page = visitor.get("/ui/").text
             with site.visitor(token_of(site, biz_types=("shop.*",))) as visitor:
                 narrow = visitor.get("/ui/").text
             with site.visitor(token_of(site, tenant="acme")) as visitor:
                 foreign = visitor.get("/ui/").text
-            for minute in range(now - 10, now + 2):
+            for minute in range(now - 10, now + 5):
                 server.connected_client().delete(f"activity_{site.settings.namespace}:{minute}")
         finally:
             server.close()

@@ -39,7 +39,8 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture(autouse=True)
-def tell_the_truth(provider: Provider) -> None:
+def tell_the_truth(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toc.dashboard.oidc_pages.KNOWN_AFTER_S", 0)
     provider.claims, provider.is_down, provider.unsigned = {}, False, False
     provider.signing_key = provider.key
 
@@ -86,7 +87,7 @@ def test_a_person_signs_in_with_the_role_of_a_group(signs: Site) -> None:
         answer = sign_in(visitor, "/ui/jobs?biz_id=1")
         assert answer.status_code == 200
         # A page of ours leads on: with a redirect, browsers would not send a Strict cookie.
-        assert '<meta http-equiv="refresh" content="3; url=/ui/jobs?biz_id=1">' in answer.text
+        assert '<meta http-equiv="refresh" content="0; url=/ui/jobs?biz_id=1">' in answer.text
         page = visitor.get("/ui/jobs?biz_id=1").text
         assert f"/ui/jobs/{mail}" in page
         assert f"/ui/jobs/{shop}" not in page
@@ -129,7 +130,7 @@ def test_behind_a_proxy_with_tls_the_cookies_are_secure(provider: Provider, tmp_
 )
 def test_nobody_is_sent_to_a_foreign_page(signs: Site, page: str) -> None:
     with signs.visitor() as visitor:
-        assert 'content="3; url=/ui/">' in sign_in(visitor, page).text
+        assert 'content="0; url=/ui/">' in sign_in(visitor, page).text
         token = token_of(signs)
         answer = visitor.post("/ui/sign-in", data={"token": token, "next": page}, headers=OWN)
         assert answer.headers["location"] == "/ui/"

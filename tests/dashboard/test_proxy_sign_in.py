@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.dashboard.site_world import HOUR, OWN, Elements, Site, open_site, token_of
 from tests.http.served_world import open_client
+from tests.worker.waiting import wait_until
 from toc.access.audit_list import list_audit
 from toc.access.caller import Caller
 from toc.dashboard.operation_pages import group_dead
@@ -174,9 +176,11 @@ def test_errors_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
         reader = Caller("a" * 12, "r", frozenset({"read"}), ("*",), None)
         admin = Caller("b" * 12, "a", frozenset({"read", "admin"}), ("*",), None)
         job = DeadJob(1, 2, "mail", 3, "ValueError: card 4111", 5)
+        plain = replace(job, error="card 4111: refused")
         backend = site.server.backend
-        (group,) = group_dead([mask_dead_job(backend, reader, job)])
-        assert group.error == MASKED
+        masked = [mask_dead_job(backend, reader, each) for each in (job, plain)]
+        assert [each.error for each in masked] == [f"ValueError: {MASKED}", MASKED]
+        assert {group.error for group in group_dead(masked)} == {"ValueError", MASKED}
         assert mask_dead_job(backend, admin, job) == job
     for what, reason in (("bury", None), ("retry", None), ("cancel", "paid")):
         assert mask_reason({"what": what, "reason": "paid"})["reason"] == reason
@@ -204,3 +208,50 @@ def test_the_name_of_an_environment_is_short_and_plain() -> None:
     for name in ("<b>", "x" * 33, " x", ""):
         with pytest.raises(SettingsError, match=r"web\.environment"):
             load_settings(web={"environment": name})
+
+
+def test_a_mass_change_of_a_person_without_a_token_goes_on(proxied: Site) -> None:
+    token_of(proxied)  # there are tokens, and the person has none
+    jobs = [proxied.center.schedule(f"mass-{n}", HOUR, biz_type="mail") for n in range(6)]
+    fields = {"verb": "cancel", "biz_type": "mail"}
+    with proxied.visitor() as visitor:
+        page = visitor.get("/ui/mass_changes/new", params=fields, headers=ALICE).text
+        for name in ("as_of", "expected_count"):
+            fields[name] = page.split(f'name="{name}" value="')[1].split('"')[0]
+        data = fields | {"rate_per_s": "3", "reason": "a test"}
+        answer = visitor.post("/ui/mass_changes", data=data, headers=ALICE | OWN)
+        assert answer.status_code == 303, answer.text
+        path = answer.headers["location"]
+
+        def has_ended() -> bool:
+            shown = visitor.get(path, headers=ALICE)
+            assert shown.status_code == 200
+            return "data-refresh" not in shown.text
+
+        wait_until(has_ended, "its end", 60)
+    assert {proxied.center.get(job_id).status.name for job_id in jobs} == {"CANCELLED"}
+
+
+def test_the_class_of_masked_errors_is_for_admins_alone(tmp_path: Path) -> None:
+    with open_site(tmp_path, web={"masked_types": ["mail"]}) as site:
+        operator = token_of(site, scopes=("read", "operate", "cancel"))
+        admin = token_of(site)
+        body = {"verb": "redrive", "biz_type": "mail", "error_class": "ValueError"}
+        with open_client(site.server.url, operator) as client:
+            refused = client.post("/v1/mass_changes:count", json=body)
+            assert (refused.status_code, refused.json()["field"]) == (422, "error_class")
+            allowed = client.post("/v1/mass_changes:count", json=body | {"error_class": None})
+            assert allowed.status_code == 200
+        with open_client(site.server.url, admin) as client:
+            counted = client.post("/v1/mass_changes:count", json=body).json()
+            start = body | {
+                "as_of": counted["as_of"], "expected_count": 0, "rate_per_s": 1, "reason": "a test",
+            }  # fmt: skip
+            path = (
+                "/v1/mass_changes/"
+                + client.post("/v1/mass_changes", json=start).json()["mass_change_id"]
+            )
+            assert client.get(path).json()["error_class"] == "ValueError"
+        with open_client(site.server.url, operator) as client:
+            assert client.get(path).json()["error_class"] == MASKED
+            assert "ValueError" not in client.get("/v1/mass_changes").text

@@ -15,11 +15,15 @@ from sqlalchemy.pool import NullPool
 from tests.http.served_world import declare_type, make_token, open_client
 from tests.servers.fixtures import _database as temporary_database
 from tests.worker.waiting import wait_until
+from toc.access.sessions import Sessions
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import routing_bits_of
 from toc.http.serve import WebServer
+from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
+from toc.runtime.sign_in_settings import RoleSettings, SignInSettings
 from toc.store import migrate
+from toc.store.databases import Databases
 
 SHARDS = 4
 LIMITS = {"mass_rate_per_s": 100_000, "mass_changes": 2}
@@ -40,6 +44,18 @@ class MassWorld:
         for server in self.servers:
             server.backend.access.refresh_now()
         return token
+
+    def make_session(self, person: str) -> str:
+        """The token of a person who has signed in."""
+        databases = Databases.from_settings(self.settings, SystemClock())
+        try:
+            role = RoleSettings(groups=("staff",), role="operator")
+            made = Sessions(databases, SignInSettings(), 1000).open(person, role)
+        finally:
+            databases.close()
+        for server in self.servers:
+            server.backend.access.refresh_now()
+        return "".join(made.text)
 
     def reset(self) -> None:
         audits = [server.backend.access.audit for server in self.servers]

@@ -258,6 +258,18 @@ def test_explain_says_what_happens_next(web: WebWorld) -> None:
     assert [event["what"] for event in found["events"]] == ["bury"]
     assert "dead" in found["means"]
     assert "token" not in found["job"]
+    assert found["shard"] == web.library.shard(job_id)
+    assert found["claimed_time"] <= found["ended_time"]
+    assert found["created_time"]
+    assert (found["runner"], found["owners"]) == (None, [])
+
+
+def test_explain_names_the_process_that_runs_a_job_and_not_its_token(web: WebWorld) -> None:
+    job_id = web.library.running("shop7:4711:00c0ffee0000:12")
+    answer = web.get(f"/v1/jobs/{job_id}/explain")
+    assert answer.json()["runner"] == "shop7:4711"
+    assert "00c0ffee0000" not in answer.text
+    assert answer.json()["ended_time"] is None
 
 
 # ---- change

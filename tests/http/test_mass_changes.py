@@ -11,8 +11,12 @@ import pytest
 
 from tests.cli.processes import Process
 from tests.http.mass_world import MassWorld, open_mass_world
-from tests.http.served_world import revoke_token
+from tests.http.served_world import revoke_token, serve
 from tests.worker.waiting import wait_until
+from toc.admin.bulk_changes import open_bulk_changes
+from toc.admin.bulk_run import BulkRunProgress
+from toc.admin.mass_jobs import choose_mass_jobs, make_request
+from toc.domain.mass_change import JobSelection
 from toc.store import mass_change_rows
 
 
@@ -97,7 +101,6 @@ def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
 def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
     world: MassWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mass_change_rows, "SILENT_MS", 4000)
     ids = world.make_dead(200)
     counted = world.count()
     settings = {
@@ -113,13 +116,15 @@ def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
         wait_until(lambda: world.show(change_id)["changed"], "the first jobs")
     finally:
         process.kill()
-    change = world.wait_for(change_id)
-    assert (change["state"], change["cause"]) == ("interrupted", "silent")
+    with monkeypatch.context() as patch:
+        patch.setattr(mass_change_rows, "SILENT_MS", 4000)
+        change = world.wait_for(change_id)
+        assert (change["state"], change["cause"]) == ("interrupted", "silent")
+        with world.client() as client:
+            assert client.get("/v1/mass_changes").json()["mass_changes"][0] == change
     left = world.dead_of(ids)
     assert 0 < len(left) < 200
     assert changed_jobs(world, change_id) == dict.fromkeys(set(ids) - left, 1)  # none is half done
-    with world.client() as client:
-        assert client.get("/v1/mass_changes").json()["mass_changes"][0] == change
     one = next(iter(set(ids) - left))
     world.bury([one], "ValueError: died again")
     rest = world.count(until=counted["as_of"])
@@ -128,6 +133,15 @@ def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
     assert world.wait_for(second)["changed"] == len(left)
     assert changed_jobs(world, second) == dict.fromkeys(left, 1)
     assert world.dead_of(ids) == {one}
+
+
+def test_a_server_that_stops_leaves_an_interrupted_change(world: MassWorld) -> None:
+    ids = world.make_dead(100)
+    with serve(world.settings) as server:
+        change_id = world.started(world.count(), url=server.url, rate_per_s=1)
+    change = world.show(change_id)
+    assert (change["state"], change["cause"]) == ("interrupted", "server_stopped")
+    assert len(ids) - len(world.dead_of(ids)) == change["changed"] < 100
 
 
 def test_the_rate_is_kept(world: MassWorld) -> None:
@@ -261,6 +275,32 @@ def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
     change = world.wait_for(change_id)
     assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
     assert change["changed"] < 100
+
+
+def test_a_person_who_signs_out_does_not_end_a_change(world: MassWorld) -> None:
+    world.make_dead(30)
+    token = world.make_session("bob")
+    change_id = world.started(world.count(), token=token, rate_per_s=10)
+    revoke_token(world.settings, token)
+    for server in world.servers:
+        server.backend.access.refresh_now()
+    change = world.wait_for(change_id)
+    assert (change["state"], change["changed"]) == ("done", 30)
+
+
+def test_a_job_that_died_again_since_the_choice_is_left_alone(world: MassWorld) -> None:
+    again, other = world.make_dead(2)
+    progress = BulkRunProgress()
+    with open_bulk_changes(world.settings) as changes:
+        jobs = JobSelection("mail", None, changes.now_ms)
+        chosen = choose_mass_jobs(changes, "redrive", jobs)
+        assert chosen.count == 2
+        assert world.center.redrive(again)
+        world.bury([again], "ValueError: again")
+        request = make_request("redrive", jobs, "somebody", "a test", "run")
+        changes.change_jobs(request, chosen.shards, 1000, progress, lambda _jobs: None)
+    assert progress.changed_jobs == 1
+    assert world.dead_of([again, other]) == {again}
 
 
 def test_two_of_one_key_are_not_both_redriven(world: MassWorld) -> None:

@@ -128,3 +128,27 @@ def test_a_caller_sees_the_pauses_of_its_types(small: WebWorld) -> None:
     token = small.make_token(["read"], ["order.*"])
     seen = small.get("/v1/pauses", token=token).json()["pauses"]
     assert [each["target"] for each in seen] == ["type:order.close"]
+
+
+@pytest.mark.parametrize(
+    ("rights", "known"),
+    [
+        ({"scopes": ["read"]}, []),
+        ({"scopes": ["read", "operate"], "biz_types": ["order.*"]}, ["type:order.close"]),
+        ({"scopes": ["read", "operate"]}, ["type:order.close", "type:report"]),
+        ({"scopes": ["read", "operate"], "tenant": "blue"}, []),
+        ({"scopes": ["read", "admin"]}, ["all"]),
+        ({}, ["all", "type:order.close", "type:report"]),
+    ],
+    ids=["read", "one type", "all types", "a tenant", "admin", "everything"],
+)
+def test_who_has_paused_and_why_is_for_those_who_may_pause(
+    small: WebWorld, rights: dict[str, Any], known: list[str]
+) -> None:
+    for path in (PAUSE, "/v1/types/report:pause", "/v1/all:pause"):
+        paused = small.post(path, {"reason": "a secret"}).json()
+        assert (paused["actor"], paused["reason"]) != (None, None)
+    pauses = small.get("/v1/pauses", token=small.make_token(**rights)).json()["pauses"]
+    assert pauses
+    assert [each["target"] for each in pauses if each["actor"] is not None] == known
+    assert [each["target"] for each in pauses if each["reason"] == "a secret"] == known

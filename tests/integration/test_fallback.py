@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -164,11 +164,11 @@ def test_one_broken_table_hides_no_other(
     jobs = overdue_jobs(small_library)
     any_overdue, asked = small_library.pages.find_overdue_shards, []
 
-    def broken(grace_ms: Mapping[int, int], left_out: Collection[int] = ()) -> set[int]:
+    def broken(grace_ms: Mapping[int, int]) -> set[int]:
         asked.append([*grace_ms])
         if 2 in grace_ms:
             raise ValueError("no such table")
-        return any_overdue(grace_ms, left_out)
+        return any_overdue(grace_ms)
 
     monkeypatch.setattr(small_library.pages, "find_overdue_shards", broken)
     fallback = make()

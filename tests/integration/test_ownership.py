@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,11 +11,15 @@ import pytest
 from tests.contract.library import Library
 from tests.integration.test_poller import SLOW_S, Recording, arm, look, poller
 from tests.integration.world import World
+from tests.unit.test_pauses import known
+from toc.domain.pauses import Pause
 from toc.errors import StoreUnavailable
+from toc.scanner import overdue_page, overdue_search
 from toc.scanner import scanner as module
 from toc.scanner.overdue_page import OverduePages
 from toc.scanner.scanner import Scanner
 from toc.timer.poller import DEPUTY_LATE_S, Poller
+from toc.worker.gate import Gate, ScannedTypes
 
 
 @pytest.fixture
@@ -174,12 +178,18 @@ TICK_S = 10.0
 
 @pytest.fixture
 def scanner(small_library: Library, sink: Recording) -> Scanner:
+    return make_scanner(small_library, sink)
+
+
+def make_scanner(
+    library: Library, sink: Recording, restrictions: ScannedTypes | None = None
+) -> Scanner:
     return Scanner(
         "toc-scanner-test",
-        small_library.pages,
-        OverduePages(0, small_library.pages, sink, sink.inbox(0), lambda: None, 100),
+        library.pages,
+        OverduePages(0, library.pages, sink, sink.inbox(0), lambda: None, 100, restrictions),
         lambda: True,
-        small_library.clock,
+        library.clock,
         grace_ms=0,
         tick_s=TICK_S,
     )
@@ -194,6 +204,35 @@ def scanned(scanner: Scanner, library: Library, seconds: float) -> None:
 
 def shards_offered(sink: Recording) -> set[int]:
     return {shard for _, batch in sink.offers for shard in batch.ids}
+
+
+def test_a_scanner_passes_over_the_rows_of_a_paused_type(
+    small_library: Library, sink: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It claims what is overdue behind them, before them and between them; after the pause also the rows."""
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 10)
+    monkeypatch.setattr(overdue_page, "ROWS_READ_MAX", 10)
+    gate = Gate(clock=small_library.clock, now_ms=lambda: 1000)
+    names = {small_library.report_no: "report", small_library.close_no: "order.close"}
+    scanner = make_scanner(small_library, sink, ScannedTypes(gate, lambda: names))
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    jobs = [small_library.new(42, -n, type_no=small_library.report_no) for n in range(100)]
+    small_library.insert(*jobs)
+    shard = small_library.shard(jobs[0].job_id)
+    scanner.set_shards([shard])
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert sink.ids == []
+    wanted = {small_library.pending(42, in_ms=in_ms) for in_ms in (0, -10_000_000, -20_050)}
+    ended: set[int] = set()
+    for _ in range(2 * len(jobs) // 10 + 10):
+        scanned(scanner, small_library, TICK_S / 2)
+        for job_id in set(sink.ids) - ended:  # a worker would run them
+            small_library.jobs.cancel(job_id)
+        ended = set(sink.ids)
+    assert ended == wanted
+    gate.update_pauses({"type:report": known(Pause("type:report", 0, 1), version=2)})
+    scanned(scanner, small_library, 2 * TICK_S)
+    assert set(sink.ids) >= {job.job_id for job in jobs}
 
 
 def test_a_scanner_scans_what_it_owns_now(
@@ -232,9 +271,9 @@ def looked_at(
     found: list[tuple[float, list[int]]] = []
     any_overdue = library.pages.find_overdue_shards
 
-    def noted(grace_ms: Mapping[int, int], left_out: Collection[int] = ()) -> set[int]:
+    def noted(grace_ms: Mapping[int, int]) -> set[int]:
         found.append((library.clock.monotonic_s(), [*grace_ms]))
-        return any_overdue(grace_ms, left_out)
+        return any_overdue(grace_ms)
 
     monkeypatch.setattr(module, "SHARDS_PER_QUERY_MAX", at_once)
     monkeypatch.setattr(library.pages, "find_overdue_shards", noted)
@@ -316,7 +355,7 @@ def test_a_database_that_is_away_is_not_asked_shard_by_shard(
         small_library.pending(biz_id)
     scanner.set_shards(range(small_library.settings.shards))
     with monkeypatch.context() as patch:
-        scanner._found.append((0, 0))  # it was found before, and takes long to fail
+        scanner._found.append((0, 0, (0, 0)))  # it was found before, and takes long to fail
 
         def hangs(*_: Any) -> Any:
             small_library.clock.advance(60.0)

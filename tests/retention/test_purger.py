@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.contract.library import SHARDS, Library
+from toc.access.tokens import TokenStore
 from toc.domain.declared_type import DeclaredType
 from toc.domain.ids import lowest_id_at
 from toc.errors import SchemaMismatch
@@ -209,6 +211,22 @@ def test_replaced_declarations_go_with_the_events(library: Library, make: Make) 
     assert make(event_days="none").run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0)
     assert make(event_days=90).run_pass(lambda _: False) == PurgeResult(0, 2, 0, 0)
     assert [row.version for row in read_history(library.databases, "a")] == [3]
+
+
+def test_sessions_go_a_day_after_their_end_also_where_the_audit_is_kept(
+    library: Library, make: Make
+) -> None:
+    store = TokenStore(library.databases, 100, "test")
+    for owner in ("oidc:ann", "shop", "oidc:bob"):
+        library.clock.advance(1)
+        store.create(
+            owner=owner, scopes=["read"], biz_types=["*"], expires_in=timedelta(seconds=DAY_S)
+        )
+    for days, audited, owners in ((1.5, 0, 3), (1, 1, 2)):
+        library.clock.advance(days * DAY_S)
+        assert make().run_pass(lambda _: False) == PurgeResult(0, 0, 0, 0, audited)
+        assert len(store.list()) == owners
+    assert {token.caller.owner for token in store.list()} == {"shop", "oidc:bob"}
 
 
 def test_a_pass_ends_when_it_is_asked_to(library: Library, make: Make) -> None:

@@ -188,6 +188,23 @@ VARIANTS = (
         "pause", 1, verbs="pause",
     ),
     Variant(
+        "the-oldest-due-first", replaced("aged-head", "due"), "priority", 5, verbs="priority"
+    ),
+    Variant(
+        "the-highest-priority-first",
+        replaced("aged-head", "{priority: -priority for priority in due}"), "priority", 2,
+        verbs="priority",
+    ),
+    Variant(
+        "each-job-is-a-partition", replaced("partition-of-a-job", "repr(object())"), "limit", 1,
+        verbs="per",
+    ),
+    Variant(
+        "verdicts-of-other-jobs",
+        replaced("verdict-of-its-job", "zip(batch.runs, reversed(results), strict=True)"),
+        "I1 I2 I5 I7", 1, verbs="batch",
+    ),
+    Variant(
         "places-come-back-at-the-start", removed("start-is-used"), "limit", 2,
         verbs="rate,concurrency",
     ),

@@ -22,8 +22,8 @@ SETTLE_S = 0.5
 
 
 class Violation(AssertionError):
-    """`invariant`: "I1" to "I8", "late", "type"; a verb: "pause", "limit", "recurring", "countdown"; or "bug":
-    an error that nobody foresaw.
+    """`invariant`: "I1" to "I8", "late", "type"; a verb: "pause", "limit", "priority", "recurring",
+    "countdown"; or "bug": an error that nobody foresaw.
     """
 
     def __init__(self, invariant: str, text: str) -> None:

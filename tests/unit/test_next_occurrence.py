@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,10 @@ def test_a_definition_is_read_back_as_it_was_written() -> None:
     rule = Recurrence(cron="0 3 * * *", tz="Asia/Shanghai", gap="next", start_ms=0, end_ms=10**12)
     made = RecurringSchedule("n", "t", rule, "queue", 60, 5, '{"ä":1}', "shop")
     assert RecurringSchedule.from_json("n", "shop", made.to_json()) == made
+    # Without a priority it is as before there were any: a change of a text replaces the schedule's job.
+    assert "priority" not in made.to_json()
+    first = replace(made, priority=9)
+    assert RecurringSchedule.from_json("n", "shop", first.to_json()) == first
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.worker.test_declared import declare
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
 from toc.domain.payload_envelope import CODEC_KEY
+from toc.errors import InvalidInput
 from toc.runtime.key_ring import new_key_line
 from toc.runtime.setting_groups import CodecSettings
 from toc.worker.job_run import UNREADABLE_WAIT_S
@@ -179,6 +180,41 @@ def test_each_occurrence_of_a_schedule_is_encrypted(make_rig: MakeRig) -> None:
     stored = stored_attributes(rig, TYPE)
     assert len(stored) >= 3
     assert all(text.startswith(f'{{"{CODEC_KEY}":"pii"') for text in stored)
+
+
+def test_a_codec_counts_that_is_registered_after_the_client_has_connected(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(**SCANNER, **codecs(KEY))
+    rig.center.schedule(1, NOW, biz_type="codec.plain")
+    rig.handler(TYPE, payload=Order, codec="pii")(lambda job, order: None)
+    job_id = rig.center.schedule(2, NOW, biz_type=TYPE, attribute={"card": SECRET})
+    (text,) = rig.sql(job_id, "SELECT attribute FROM {table} WHERE job_id = :id", id=job_id)[0]
+    assert SECRET not in text
+    with pytest.raises(InvalidInput, match="does not fit"):
+        rig.center.schedule(3, NOW, biz_type=TYPE, attribute={"cards": SECRET})
+
+
+def test_a_limit_per_field_of_an_encrypted_payload_is_refused_or_reported(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the decorator names the codec: a declaration may come from a process without the handler."""
+    rig = make_rig(**SCANNER, **codecs(KEY))
+    declare(rig, TYPE, concurrency=1, per="payload.card")
+
+    @rig.handler(TYPE, payload=Order, codec="pii")
+    def close(job: Job, order: Order) -> None:
+        pass
+
+    with pytest.raises(InvalidInput, match="codec 'pii' encrypts") as refused:
+        rig.center.types.set(TYPE, rate="5/s")
+    assert (refused.value.field, refused.value.value) == ("per", "payload.card")
+    done = rig.center.schedule(1, NOW, biz_type=TYPE, attribute={"card": SECRET})
+    rig.start()
+    rig.wait_for(Status.DONE, done, seconds=60)
+    assert f"the limit of biz_type '{TYPE}' is declared for each partition" in caplog.text
+    assert "per: must not be a field of a payload that codec 'pii' encrypts" in caplog.text
+    assert rig.center.types.set(TYPE, per="biz_id").declared.per == "biz_id"
 
 
 def test_a_keeper_without_the_key_leaves_the_chain_to_others(

@@ -261,5 +261,11 @@ def test_declarations_in_code(make_rig: MakeRig) -> None:
     assert spec.function is five
     with pytest.raises(InvalidInput, match="another function"):
         rig.registry.every("0 4 * * *", name="rec.five")(report)
-    with pytest.raises(InvalidInput, match="five fields"):
-        rig.registry.every("3 o'clock", name="rec.six")(report)
+    for wrong in ("3 o'clock", "5 min"):
+        with pytest.raises(InvalidInput, match=r'five fields of cron, .* "30s"'):
+            rig.registry.every(wrong, name="rec.six")(report)
+    with pytest.raises(InvalidInput, match='text as "30s"'):
+        rig.registry.every("hourly", name="rec.six")(report)
+    rig.registry.every("1h30m", name="rec.six", priority=5)(report)
+    six = next(each for each in rig.registry.schedules if each.name == "rec.six")
+    assert (six.recurrence.every_s, six.priority) == (5400, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toc.admin.job_explanation import JobExplanation
+from toc.domain.claim_tokens import process_of_token
 from toc.domain.duration_texts import duration_text, relative_time
 from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
@@ -30,6 +31,13 @@ def describe_job_state(found: JobExplanation, settings: Settings) -> JobMeaning:
     if found.record is None:
         return _describe_missing_row(found, settings)
     return _JobStateDescriber(found, found.record.job, settings).describe_job()
+
+
+def runner_of(job: Job) -> str | None:
+    """The process that runs a job, as host:pid; None: none does. The rest of its token is a secret."""
+    if job.status is not Status.RUNNING:
+        return None
+    return process_of_token(job.token or "?")
 
 
 # ---- a job without a row
@@ -181,7 +189,7 @@ class _JobStateDescriber:
     def _describe_running(self) -> JobMeaning:
         token, members = self._job.token or "", self._found.members
         left_ms = self._due_ms - self._now_ms
-        holder = ":".join((token or "?").split(":")[:2])  # host:pid
+        holder = runner_of(self._job) or "?"
         if members is not None and not any(token.startswith(f"{m.identity}:") for m in members):
             holder += " (which has left ZooKeeper)"
         if left_ms > 0:

@@ -1,8 +1,8 @@
 """The jobs of a mass change: chosen by bounded reads, then changed by the runs of `toc admin`.
 
-A choice reads at most LETTERS_MAX dead letters, or WINDOWS_MAX windows of live rows, of each database, and
-has at most JOBS_MAX jobs. A count is a choice whose jobs are only counted; so a change is about the jobs that
-were counted, and no others.
+A choice reads about LETTERS_MAX dead letters, or WINDOWS_MAX windows of live rows, at most: each database has
+an equal part. It has at most JOBS_MAX jobs. A count is a choice whose jobs are only counted; so a change is
+about the jobs that were counted, and no others.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _choose_dead_jobs(
     since_ms = jobs.since_ms or 0
     until_ms = jobs.as_of_ms if jobs.until_ms is None else min(jobs.as_of_ms, jobs.until_ms)
     before: DeadLetter | None = None
-    for _ in range(LETTERS_MAX // LETTERS_PAGE):
+    for _ in range(max(1, LETTERS_MAX // LETTERS_PAGE // len(changes.databases.all))):
         page = read_dead_page(database, since_ms, until_ms, before, LETTERS_PAGE)
         for letter in page:
             if changes.names.get(letter.type_no) == jobs.biz_type and _is_chosen(letter, jobs):
@@ -153,8 +153,9 @@ def _choose_pending_jobs(
     windows = update.split_into_windows(
         database, bounds_of_condition(AllOf((where, pending))), lambda: None
     )
+    windows_max = max(len(database.shards), WINDOWS_MAX // len(changes.databases.all))
     for number, window in enumerate(windows):
-        if number == WINDOWS_MAX:
+        if number == windows_max:
             chosen.is_complete = False
             return
         for job_id, type_no in update.find_changeable_jobs(window).items():

@@ -100,6 +100,7 @@ class CountdownOptions(TypedDict, total=False):
     dedup_key: str
     on_duplicate: CountdownDuplicate
     tenant: str | None
+    priority: int
     actor: str | None
 
 
@@ -110,6 +111,7 @@ class DebounceOptions(TypedDict, total=False):
     attribute: dict[str, Any] | None
     dedup_key: str
     tenant: str | None
+    priority: int
 
 
 class TimeoutCenter:
@@ -531,6 +533,7 @@ class TimeoutCenter:
         dedup_key: str = "",
         on_duplicate: CountdownDuplicate = "keep",
         tenant: str | None = None,
+        priority: int = 0,
         actor: str | None = None,
         details: bool = False,
     ) -> int | Scheduled:
@@ -546,7 +549,7 @@ class TimeoutCenter:
         """
         fields = {
             "biz_id": biz_id, "biz_type": biz_type, "attribute": attribute, "dedup_key": dedup_key,
-            "on_duplicate": on_duplicate, "tenant": tenant,
+            "on_duplicate": on_duplicate, "tenant": tenant, "priority": priority,
         }  # fmt: skip
         job = check_countdown(self._clock.wall_ms(), self.settings.limits, deadline, count, fields)
         _check_words(None, actor)
@@ -621,6 +624,7 @@ class TimeoutCenter:
         attribute: dict[str, Any] | None = None,
         dedup_key: str = "",
         tenant: str | None = None,
+        priority: int = 0,
         details: bool = False,
     ) -> int | Scheduled:
         """Makes sure that the handler acts once for many calls: when none has come for `quiet`.
@@ -631,12 +635,12 @@ class TimeoutCenter:
 
         quiet, max_wait: above 0, at most 366 days; by the clock of the job's database. dedup_key: calls are
         of one group by (tenant, biz_id, biz_type, key); up to 56 characters. Other arguments and `details`:
-        as in `schedule` ("replaced": a pending job took the call). Raises InvalidInput, StoreUnavailable, and
-        DuplicateJob when two jobs of the key run already.
+        as in `schedule` ("replaced": a pending job took the call, and keeps its priority). Raises
+        InvalidInput, StoreUnavailable, and DuplicateJob when two jobs of the key run already.
         """
         fields = {
             "biz_id": biz_id, "biz_type": biz_type, "attribute": attribute, "dedup_key": dedup_key,
-            "tenant": tenant,
+            "tenant": tenant, "priority": priority,
         }  # fmt: skip
         wanted = check_debounce(
             self._clock.wall_ms(), self.settings.limits, quiet, max_wait, fields
@@ -735,7 +739,7 @@ class TimeoutCenter:
     ) -> Recurring:
         """Declares a recurring schedule, or changes it: one job for each of its nominal times.
 
-        Give one of cron (five fields, as "0 3 * * *"), every (a timedelta, or seconds) and rrule (RFC
+        Give one of cron (five fields, as "0 3 * * *"), every (a timedelta, seconds, or "30s") and rrule (RFC
         5545; `start` is its DTSTART). tz: the zone of cron and rrule, default "UTC". biz_type: of the
         jobs, default `name`, which is their business id. attribute: as in `schedule`. start, end: aware
         datetimes; no job before or after; every counts from start (default 1970 UTC).
@@ -745,7 +749,7 @@ class TimeoutCenter:
         before still lives: "skip" (default) leaves it out, "queue" makes it afterwards, "cancel-other"
         cancels the job before. catch_up: a time older than this is not made, and a job that has not begun
         by then is cancelled (default an hour, 10 s to 30 days). jitter: each job is due up to so much
-        after its time (default 0, up to a day).
+        after its time (default 0, up to a day). priority: of each job, as in `schedule`.
 
         A change cancels the job that has not begun; what has begun goes on. The same call again changes
         nothing. Raises InvalidInput, StoreUnavailable.
@@ -773,13 +777,14 @@ class TimeoutCenter:
         end: datetime | None = None,
         gap: Gap = "skip",
         overlap: Overlap = "skip",
-        catch_up: timedelta | float = 3600,
-        jitter: timedelta | float = 0,
+        catch_up: timedelta | float | str = 3600,
+        jitter: timedelta | float | str = 0,
+        priority: int = 0,
     ) -> Callable[[E], E]:
         """Declares a recurring schedule that the decorated function runs; see `Registry.every`."""
         return self._handlers.every(
             when, tz=tz, name=name, attribute=attribute, start=start, end=end, gap=gap,
-            overlap=overlap, catch_up=catch_up, jitter=jitter,
+            overlap=overlap, catch_up=catch_up, jitter=jitter, priority=priority,
         )  # fmt: skip
 
     # ---- handlers

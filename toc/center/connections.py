@@ -79,7 +79,8 @@ class Connections:
         self.redis_time = ServerTimeEstimate(clock)
         self.payload_checks = PayloadChecks(
             self.database_metadata.declared, clock, settings.catalogue.refresh_s,
-            handlers or Registry(), self.databases.payload_codecs,
+            # An empty registry is false, and may get handlers later.
+            Registry() if handlers is None else handlers, self.databases.payload_codecs,
         )  # fmt: skip
         self.reminder_queue: ReminderQueue | None = None
         self._activity: ActivityReporter | None = None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from toc.center.job_spec import CheckedJob
-from toc.domain.declared_type import check_payload
+from toc.domain.declared_type import DeclaredType, check_payload
 from toc.domain.payload_envelope import check_plain_size
 from toc.errors import StatementFailed, StoreUnavailable
 from toc.handlers.registry import Registry
@@ -41,6 +41,10 @@ class PayloadChecks:
     def codec_of(self, biz_type: str) -> str | None:
         """The codec of a type: as it is declared, else as the handler in this process says."""
         return self._handlers.codec_of(biz_type, self._declared.get(biz_type))
+
+    def check_partitions_are_plain(self, wanted: DeclaredType) -> None:
+        """Raises InvalidInput if a limit holds per field of payloads that the handler here encrypts."""
+        wanted.check_partitions_are_plain(self._handlers.codec_of(wanted.name, wanted))
 
     def codecs_of(self, database: Database, names: Iterable[str]) -> dict[str, str]:
         """The codecs of those of the types that have one, when their jobs are about to be written.

@@ -38,7 +38,7 @@ class RecurringOptions(TypedDict, total=False):
     """The options of a recurring schedule; type checkers read them here."""
 
     cron: str | None
-    every: timedelta | float | None
+    every: timedelta | float | str | None
     rrule: str | None
     tz: str
     biz_type: str | None
@@ -47,9 +47,10 @@ class RecurringOptions(TypedDict, total=False):
     end: datetime | None
     gap: Gap
     overlap: Overlap
-    catch_up: timedelta | float
-    jitter: timedelta | float
+    catch_up: timedelta | float | str
+    jitter: timedelta | float | str
     tenant: str | None
+    priority: int
 
 
 class BackfillResult(NamedTuple):

@@ -122,6 +122,8 @@ class TypeVerbs:
             # A sink that stays may be of a kind that only other processes have.
             if wanted is not None and wanted.sink is not None and wanted.sink != _sink_of(now):
                 check_sink(wanted.sink)
+            if wanted is not None:
+                state.payload_checks.check_partitions_are_plain(wanted)
             return wanted
 
         metadata = state.database_metadata

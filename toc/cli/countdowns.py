@@ -17,7 +17,7 @@ from toc.cli.clients import (
 )
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK
-from toc.cli.jobs import Attribute, JobId, parse_attribute_option
+from toc.cli.jobs import Attribute, JobId, Priority, parse_attribute_option
 from toc.cli.output import Output
 from toc.cli.time_texts import WHEN_HELP, parse_time_argument
 
@@ -49,6 +49,7 @@ def start_countdown(
         CountdownDuplicateOption,
         typer.Option("--on-duplicate", help="What to do when a countdown holds the --key."),
     ] = CountdownDuplicateOption.KEEP,
+    priority: Priority = 0,
 ) -> None:
     """Start a countdown: act on BIZ_ID when --count arrivals have come, at the latest at DEADLINE.
 
@@ -59,7 +60,7 @@ def start_countdown(
     with open_client() as center:
         done = center.countdown(
             parse_biz_id(biz_id), count=count, deadline=moment, biz_type=biz_type, attribute=value,
-            dedup_key=key, on_duplicate=on_duplicate.value, details=True,
+            dedup_key=key, on_duplicate=on_duplicate.value, priority=priority, details=True,
         )  # fmt: skip
     text = f"job {done.job_id}" + ("" if done.created else ": kept: it holds the key")
     output.print_value({"job_id": str(done.job_id), "did": done.did}, text)

@@ -9,7 +9,7 @@ import typer
 
 from toc.cli.clients import BIZ_ID_HELP, Type, open_client, parse_biz_id
 from toc.cli.common_options import answering_command
-from toc.cli.jobs import Attribute, parse_attribute_option
+from toc.cli.jobs import Attribute, Priority, parse_attribute_option
 from toc.cli.output import Output
 from toc.cli.time_texts import iso_utc, parse_time_argument, time_for_people
 from toc.errors import InvalidInput
@@ -33,6 +33,7 @@ def debounce_job(
     biz_type: Type = "default",
     attribute: Attribute = None,
     key: Annotated[str, typer.Option("--key", metavar="K", help="The dedup_key of the job.")] = "",
+    priority: Priority = 0,
 ) -> None:
     """Move the pending job of BIZ_ID to the end of a quiet period, or make one.
 
@@ -44,7 +45,7 @@ def debounce_job(
     with open_client() as center:
         done = center.debounce(
             parse_biz_id(biz_id), quiet=lengths[0], max_wait=lengths[1], biz_type=biz_type,
-            attribute=value, dedup_key=key, details=True,
+            attribute=value, dedup_key=key, priority=priority, details=True,
         )  # fmt: skip
         job = center.get(done.job_id)
     due_ms = None if job is None else job.due_ms  # None: it was due so soon that it has ended

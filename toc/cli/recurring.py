@@ -12,6 +12,7 @@ import typer
 from toc.cli.clients import open_client
 from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import USAGE, CommandError
+from toc.cli.jobs import Priority
 from toc.cli.output import Output
 from toc.cli.time_texts import parse_time_argument
 from toc.domain.duration_texts import duration_text
@@ -96,6 +97,7 @@ def add_schedule(
     overlap: Overlap = OverlapOption.SKIP,
     catch_up: CatchUp = "1h",
     jitter: Jitter = "0s",
+    priority: Priority = 0,
     tenant: Tenant = None,
     reason: Reason = None,
 ) -> None:
@@ -109,7 +111,7 @@ def add_schedule(
             rrule=rrule, tz=tz, biz_type=biz_type, attribute=_parse_attribute(attribute),
             start=_moment("--start", start), end=_moment("--end", end), gap=gap.value,
             overlap=overlap.value, catch_up=_duration("--catch-up", catch_up),
-            jitter=_duration("--jitter", jitter), tenant=tenant, reason=reason,
+            jitter=_duration("--jitter", jitter), priority=priority, tenant=tenant, reason=reason,
         )  # fmt: skip
     _print_schedule(output, found)
 
@@ -257,6 +259,7 @@ def _as_json(found: Recurring) -> dict[str, Any]:
         "tenant": schedule.tenant,
         **json.loads(schedule.to_json()),
         "attribute": schedule.attribute_value,
+        "priority": schedule.priority,
         "paused_since": None if found.paused_since is None else found.paused_since.isoformat(),
         "job_id": None if found.job_id is None else str(found.job_id),
         "nominal_time": None if found.nominal_time is None else found.nominal_time.isoformat(),

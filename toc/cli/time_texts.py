@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timedelta
 
-from toc.domain.duration_texts import MS_OF_UNIT, duration_text, relative_time
+from toc.domain.duration_texts import duration_text, parse_duration_text, relative_time
 from toc.domain.times import iso_utc
 from toc.errors import InvalidInput
 
@@ -13,19 +12,17 @@ __all__ = [
     "WHEN_HELP", "duration_text", "iso_utc", "parse_time_argument", "relative_time", "time_for_people",
 ]  # fmt: skip
 
-_STEP = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)", re.ASCII)
 WHEN_HELP = "30m, 1h30m, 90s, 2d, 500ms from now, or a time with its zone: 2030-01-31T08:00:00Z"
 
 
 def parse_time_argument(text: str) -> datetime | timedelta:
     """Parses WHEN: a time with its zone, or a length of time from now. Raises InvalidInput."""
-    steps = _STEP.findall(text)
-    if steps and "".join(number + unit for number, unit in steps) == text:
-        milliseconds = sum(float(number) * MS_OF_UNIT[unit] for number, unit in steps)
-        try:
-            return timedelta(milliseconds=milliseconds)
-        except OverflowError:
-            raise InvalidInput("WHEN", text, "lies too far ahead") from None
+    try:
+        length = parse_duration_text(text)
+    except OverflowError:
+        raise InvalidInput("WHEN", text, "lies too far ahead") from None
+    if length is not None:
+        return length
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

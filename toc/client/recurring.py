@@ -175,7 +175,7 @@ def _parse(found: dict[str, Any]) -> Recurring:
         found["name"], cron=found["cron"], every=found["every_s"], rrule=found["rrule"], tz=found["tz"],
         gap=found["gap"], start=_moment_or_none(found["start"]), end=_moment_or_none(found["end"]),
         biz_type=found["biz_type"], attribute=found["payload"], overlap=found["overlap"],
-        catch_up=found["catch_up_s"], jitter=found["jitter_s"],
+        catch_up=found["catch_up_s"], jitter=found["jitter_s"], priority=found.get("priority", 0),
     )  # fmt: skip
     job_id = found["job_id"]
     return Recurring(
@@ -207,6 +207,7 @@ def _document_of(schedule: RecurringSchedule) -> dict[str, Any]:
         "tz": rule.tz, "gap": rule.gap, "start": _ms_text(rule.start_ms), "end": _ms_text(rule.end_ms),
         "overlap": schedule.overlap, "catch_up": schedule.catch_up_s, "jitter": schedule.jitter_s,
         "payload": schedule.attribute_value,
+        "priority": schedule.priority or None,  # which a server of an older release does not know
     }  # fmt: skip
     return {key: value for key, value in values.items() if value is not None}
 

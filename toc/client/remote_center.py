@@ -67,6 +67,7 @@ class RemoteCountdownOptions(TypedDict, total=False):
     dedup_key: str
     on_duplicate: Literal["keep", "once", "error"]
     tenant: None
+    priority: int
 
 
 class RemoteDebounceOptions(TypedDict, total=False):
@@ -76,6 +77,7 @@ class RemoteDebounceOptions(TypedDict, total=False):
     attribute: dict[str, Any] | None
     dedup_key: str
     tenant: None
+    priority: int
 
 
 class _RemoteBase:

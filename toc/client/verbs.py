@@ -188,12 +188,13 @@ class Verbs(PauseSteps):
         dedup_key: str = "",
         on_duplicate: str = "keep",
         tenant: str | None = None,
+        priority: int = 0,
     ) -> Steps[Scheduled]:
         refuse_tenant(tenant)
         arguments = {
             "biz_id": biz_id, "count": count, "deadline": deadline, "biz_type": biz_type,
             "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
-            "on_duplicate": on_duplicate,
+            "on_duplicate": on_duplicate, "priority": priority,
         }  # fmt: skip
         job = check_countdown(
             self._clock.wall_ms(), self._settings.limits, deadline, count, arguments
@@ -207,6 +208,8 @@ class Verbs(PauseSteps):
         }  # fmt: skip
         if attribute is not None:
             document["payload"] = attribute
+        if job.priority:
+            document["priority"] = job.priority
         answer = yield HttpCall(
             "POST",
             "/v1/jobs:countdown",
@@ -255,11 +258,12 @@ class Verbs(PauseSteps):
         attribute: dict[str, Any] | None = None,
         dedup_key: str = "",
         tenant: str | None = None,
+        priority: int = 0,
     ) -> Steps[Scheduled]:
         refuse_tenant(tenant)
         arguments = {
             "biz_id": biz_id, "quiet": quiet, "max_wait": max_wait, "biz_type": biz_type,
-            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant,
+            "attribute": attribute, "dedup_key": dedup_key, "tenant": tenant, "priority": priority,
         }  # fmt: skip
         wanted = check_debounce(
             self._clock.wall_ms(), self._settings.limits, quiet, max_wait, arguments
@@ -270,6 +274,8 @@ class Verbs(PauseSteps):
         }  # fmt: skip
         if attribute is not None:
             document["payload"] = attribute
+        if wanted.job.priority:
+            document["priority"] = wanted.job.priority
         # Repeated after a lost answer, the call moves the job once more, as another call would.
         answer = yield HttpCall(
             "POST",

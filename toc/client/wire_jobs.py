@@ -137,7 +137,7 @@ def parse_pause(document: Any) -> PauseInfo:
             parse_time_ms(document["from"]),
             None if until is None else parse_time_ms(until),
             None if rate is None else float(rate),
-            str(document["actor"]),
+            document["actor"] or "",
             document["reason"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 from toc.center.pause_verbs import PauseVerbs
@@ -17,14 +18,17 @@ from toc.dashboard.due_outlook import (
     read_occurrences,
     shares_of_types,
 )
+from toc.dashboard.forecast_view import ForecastViews
 from toc.domain.due_grid import DueGrid, make_grid
-from toc.errors import NotFound, TocError
+from toc.errors import NotFound, TimerUnavailable, TocError
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Databases
 from toc.store.due_estimates import DueEstimate, DueEstimator
 from toc.store.recurring_rows import select_rows
+from toc.timer.activity import DAY_MINUTES, ActivityReader, ActivityStore, highest_per_minute
+from toc.timer.reminders import Reminders
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +39,10 @@ ROUND_S, FIRST_ROUND_S = (
 ROUNDS = 6  # in which all shards are read, if they are at most ROUNDS * SHARDS_MAX
 SHARDS_MIN, SHARDS_MAX = 8, 64  # that are read in a round
 WATCHED_S = 60.0  # the reading goes on for so long after the last visit
-FIRST_WAIT_S = 2.0
+FIRST_WAIT_S = 0.25  # the page must be there at once; it refreshes itself
 OLD_MS = 600_000  # an older estimate of a shard does not count any more
 RECURRING_S = 120.0  # the rules are read again after that
+ACTIVITY_S = 60.0  # how many jobs were done is read again after that
 SCHEDULES_MAX = 1000  # of a database
 
 
@@ -55,6 +60,7 @@ class DueReader:
         self._last_visit_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self.views = ForecastViews()
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> DueOutlook | None:
         """The newest outlook; waits for the first one. None: it did not come in time. Blocks."""
@@ -78,11 +84,17 @@ class DueReader:
 
     def _run(self) -> None:
         try:
-            with closing(Databases.from_settings(self._settings, self._clock, pool_size=2)) as used:
-                rounds = DueRounds(self._settings, used)
+            with ExitStack() as used:
+                databases = Databases.from_settings(self._settings, self._clock, pool_size=2)
+                used.enter_context(closing(databases))
+                rounds = DueRounds(self._settings, databases)
+                if self._settings.has_timer:
+                    redis = Reminders.from_settings(self._settings, self._clock)
+                    used.enter_context(closing(redis))
+                    rounds.read_activity_from(redis)
                 while not self._is_over():
-                    self._publish(rounds)
-                    self._stop.wait(self._round_s if rounds.is_complete else FIRST_ROUND_S)
+                    is_first = self._publish(rounds) and not rounds.is_complete
+                    self._stop.wait(FIRST_ROUND_S if is_first else self._round_s)
         except Exception:
             log.exception("the forecast's reader has ended; the next visit starts it again")
             with self._lock:
@@ -96,16 +108,18 @@ class DueReader:
             self._thread = None
             return True
 
-    def _publish(self, rounds: DueRounds) -> None:
+    def _publish(self, rounds: DueRounds) -> bool:
+        """Runs a round; False: it failed."""
         try:
             found = rounds.run_once()
-        except TocError:
+        except Exception:
             # What was read before stays, and the page tells how old it is.
-            log.warning("the forecast cannot be read", exc_info=True)
-            return
+            log.exception("the dashboard cannot read what is due")
+            return False
         with self._lock:
             self._outlook = found
             self._news.notify_all()
+        return True
 
 
 class DueRounds:
@@ -126,6 +140,14 @@ class DueRounds:
         self._silent: set[str] = set()
         self._recurring: RecurringDue | None = None
         self._recurring_s = float("-inf")
+        self._namespace = settings.namespace
+        self._activity: ActivityReader | None = None
+        self._activity_s = float("-inf")
+        self._done_per_min: Mapping[str, int] = {}
+
+    def read_activity_from(self, redis: Reminders) -> None:
+        """Reads from now on how many jobs were done, too."""
+        self._activity = ActivityReader(ActivityStore(redis, self._namespace))
 
     @property
     def is_complete(self) -> bool:
@@ -181,6 +203,17 @@ class DueRounds:
         self._recurring, self._recurring_s = replace(due, left_out=due.left_out + more), now_s
         return self._recurring
 
+    def _read_most_done(self) -> Mapping[str, int]:
+        """The most jobs of each type that were done in a minute; what is known, if Redis does not answer."""
+        now_s = self._clock.monotonic_s()
+        is_due = self.is_complete and now_s - self._activity_s >= ACTIVITY_S
+        if self._activity is not None and is_due:
+            self._activity_s = now_s
+            with suppress(TimerUnavailable):
+                *full, _ = self._activity.read_last(DAY_MINUTES)
+                self._done_per_min = highest_per_minute(full)
+        return self._done_per_min
+
     def _merge(self, grid: DueGrid, now_ms: int, recurring: RecurringDue) -> DueOutlook:
         read = [estimate for _, estimate in self._estimates.values()]
         counts, samples = merge_estimates(grid, read, self._name_of)
@@ -208,6 +241,7 @@ class DueRounds:
             left_out=recurring.left_out,
             silent=sorted(self._silent),
             pauses=self._pauses.list_pauses(),
+            done_per_min=self._read_most_done(),
         )
 
     def _name_of(self, shard: int, type_no: int) -> str:

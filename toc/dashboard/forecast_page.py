@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
@@ -14,7 +16,7 @@ from toc.access.caller import Caller
 from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.forecast_question import SPANS, Question, parse_question
 from toc.dashboard.forecast_view import make_view
-from toc.dashboard.render import fill, jobs_text, moment, render
+from toc.dashboard.render import fill, jobs_text, minute, render
 from toc.dashboard.visit import Visit
 from toc.domain.declared_type import DeclaredType
 from toc.domain.fluid_queue import value_at
@@ -25,6 +27,14 @@ from toc.http.declared import declared_types
 from toc.runtime.settings import Settings
 
 SENTENCES_MAX = 5  # about types
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Jobs a second that all workers can do. is_measured: the most that were done; more may be possible."""
+
+    per_s: float
+    is_measured: bool
 
 
 async def show_forecast(visit: Visit) -> Response:
@@ -43,8 +53,12 @@ async def show_forecast(visit: Visit) -> Response:
     except InvalidInput as error:
         refused = str(error)
     gates = gates_of(names, declared, outlook.pauses, visit.backend.settings)
-    capacity = question.capacity_per_s if sees_all else None
-    view = await asyncio.to_thread(make_view, outlook, due, gates, question, capacity)
+    capacity = capacity_of(question, outlook) if sees_all else None
+    per_s = None if capacity is None else capacity.per_s
+    caller = visit.person
+    key = (caller.tenant, caller.biz_types, question, per_s, tuple(gates.items()))
+    make = functools.partial(make_view, outlook, due, gates, question, per_s)
+    view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,
@@ -53,6 +67,14 @@ async def show_forecast(visit: Visit) -> Response:
         else sentences_of(visit, view.what_if, view.what_if_gates, capacity),
     )  # fmt: skip
     return HTMLResponse(html)
+
+
+def capacity_of(question: Question, outlook: DueOutlook) -> Capacity | None:
+    """What the address says; else the most that was done in a minute of a day; None: not known."""
+    if question.capacity_per_s is not None:
+        return Capacity(question.capacity_per_s, is_measured=False)
+    most = outlook.done_per_min.get("", 0)
+    return Capacity(most / 60, is_measured=True) if most else None
 
 
 def readable_types(visit: Visit) -> set[str]:
@@ -97,13 +119,15 @@ def gates_of(
 
 
 def sentences_of(
-    visit: Visit, forecast: Forecast, gates: Mapping[str, TypeGate], capacity_per_s: float | None
+    visit: Visit, forecast: Forecast, gates: Mapping[str, TypeGate], capacity: Capacity | None
 ) -> list[Markup]:
     """Where it will be late, in words."""
     found = []
-    if forecast.late_period is not None:
-        keys = "forecast_late", "forecast_late_at_once"
-        found.append(_late_sentence(visit, keys, forecast.late_period, capacity_per_s))
+    if forecast.late_period is not None and capacity is not None:
+        keys = ("forecast_late", "forecast_late_at_once")
+        if capacity.is_measured:
+            keys = ("forecast_measured_late", "forecast_measured_late_at_once")
+        found.append(_late_sentence(visit, keys, forecast.late_period, capacity.per_s))
     for name, period in list(forecast.late_types.items())[:SENTENCES_MAX]:
         gate = gates[name]
         if gate.closed_until_ms:
@@ -111,7 +135,7 @@ def sentences_of(
             found.append(
                 fill(
                     visit.texts["forecast_paused"], type=name, jobs=jobs_text(waiting),
-                    until=moment(round(gate.closed_until_ms)), over=moment(round(period.over_ms)),
+                    until=minute(gate.closed_until_ms), over=minute(period.over_ms),
                     late=visit.texts.duration(period.worst_late_ms / 1000),
                 )
             )  # fmt: skip
@@ -128,8 +152,8 @@ def _late_sentence(
 ) -> Markup:
     key = keys[period.due_per_min == float("inf")]
     return fill(
-        visit.texts[key], begin=moment(round(period.begin_ms)), jobs=jobs_text(period.jobs),
+        visit.texts[key], begin=minute(period.begin_ms), jobs=jobs_text(period.jobs),
         due=jobs_text(period.due_per_min), capacity=jobs_text((per_s or 0.0) * 60),
         late=visit.texts.duration(period.worst_late_ms / 1000),
-        at=moment(round(period.worst_done_ms)), over=moment(round(period.over_ms)), **values,
+        at=minute(period.worst_done_ms), over=minute(period.over_ms), **values,
     )  # fmt: skip

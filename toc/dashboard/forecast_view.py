@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from toc.domain.forecast import Forecast, TypeGate, make_forecast
 
 LINES_MAX = 4  # types with a column of their own
 TYPES_MAX = 50
+VIEWS_MAX = 100
 _SPANS_MS = {"hour": (MINUTE_MS, HOUR_MS), "day": (HOUR_MS, DAY_MS), "month": (DAY_MS, 30 * DAY_MS)}
 
 
@@ -36,7 +38,7 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeRow:
+class ForecastTypeRow:
     """A type: jobs that are due now, in the next hour, day and month. late_ms: by its own limit or pause."""
 
     name: str
@@ -57,7 +59,7 @@ class ForecastView:
 
     rows: Sequence[ForecastRow]
     columns: Sequence[str]
-    types: Sequence[TypeRow]
+    types: Sequence[ForecastTypeRow]
     more_types: int
     overdue: float
     edges_ms: Sequence[int]
@@ -70,7 +72,7 @@ class ForecastView:
         return max((row.due for row in self.rows), default=0.0)
 
     def chart(self, labels: Mapping[str, str]) -> str:
-        """The lines of the chart as JSON: times in s, and each line with its label and values."""
+        """The charts as JSON: the edges in s, and each line with its label and values."""
         rows = self.rows
         lines: list[tuple[str, str, list[float | None]]] = [
             ("due", labels["due"], [row.due for row in rows])
@@ -89,13 +91,14 @@ class ForecastView:
             late.append(
                 ("what-if", labels["what_if"], [_minutes(row.what_if_late_ms) for row in rows])
             )
-        charts = [_chart(lines)]
+        charts = [{"unit": labels["jobs"], "lines": _lines(lines)}]
         if any(value is not None for _, _, values in late for value in values):
-            charts.append(_chart(late))
-        return json.dumps({"edges": [edge // 1000 for edge in self.edges_ms], "charts": charts})
+            charts.append({"unit": labels["late"], "lines": _lines(late)})
+        edges = [edge // 1000 for edge in self.edges_ms]
+        return json.dumps({"time": labels["time"], "edges": edges, "charts": charts})
 
 
-def _chart(lines: Sequence[tuple[str, str, list[float | None]]]) -> list[dict[str, object]]:
+def _lines(lines: Sequence[tuple[str, str, list[float | None]]]) -> list[dict[str, object]]:
     return [
         {"kind": kind, "label": label, "values": [_rounded(value) for value in values]}
         for kind, label, values in lines
@@ -192,7 +195,7 @@ def _rows_of_types(
     due: Mapping[str, Sequence[float]],
     gates: Mapping[str, TypeGate],
     forecast: Forecast,
-) -> list[TypeRow]:
+) -> list[ForecastTypeRow]:
     late = forecast.late_types
     ends = [grid.begin_ms + length_ms for _, length_ms in _SPANS_MS.values()]
     rows = []
@@ -202,5 +205,29 @@ def _rows_of_types(
         )
         late_ms = late[name].worst_late_ms if name in late else 0.0
         gate = gates.get(name, TypeGate())
-        rows.append(TypeRow(name, counts[0], hour, day, month, gate, late_ms))
+        rows.append(ForecastTypeRow(name, counts[0], hour, day, month, gate, late_ms))
     return sorted(rows, key=lambda row: (-row.late_ms, -row.month - row.overdue, row.name))
+
+
+class ForecastViews:
+    """The views of the newest outlook: viewers who ask the same get the same one. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outlook: DueOutlook | None = None
+        self._views: dict[Hashable, ForecastView] = {}
+
+    def get(
+        self, outlook: DueOutlook, key: Hashable, make: Callable[[], ForecastView]
+    ) -> ForecastView:
+        """The view of a key, which says all that it depends on except the outlook."""
+        with self._lock:
+            if self._outlook is not outlook or len(self._views) >= VIEWS_MAX:
+                self._outlook, self._views = outlook, {}
+            found = self._views.get(key)
+        if found is None:
+            found = make()
+            with self._lock:
+                if self._outlook is outlook:
+                    self._views[key] = found
+        return found

@@ -36,8 +36,8 @@ OPEN_ATTEMPTS_MAX = 16
 PROVIDER_S_MAX = 15.0
 """All requests of one sign-in to the provider, and the wait for those of others, end after this time."""
 CODE_CHARS_MAX = 4096
-SHOW_AFTER_S = 3
-"""Replicas read new tokens every 2 s: the next page is asked for when each of them knows the session."""
+KNOWN_AFTER_S = 3.0
+"""Replicas read new tokens every 2 s: the browser is answered when each of them knows the session."""
 
 
 class OidcPages:
@@ -123,8 +123,11 @@ class OidcPages:
             raise
         with suppress(StoreUnavailable):  # the next read comes in 2 s
             await asyncio.to_thread(access.refresh_now)
+        await asyncio.sleep(
+            KNOWN_AFTER_S
+        )  # a delayed refresh in the browser confuses screen readers
         page = own_page(visit.root, attempt.page)
-        html = render(visit, "signed_in.html", person=person, page=page, after_s=SHOW_AFTER_S)
+        html = render(visit, "signed_in.html", person=person, page=page)
         response = HTMLResponse(html)
         set_token_cookie(response, visit, reveal_secret(made.text), self._settings.session_s)
         return response

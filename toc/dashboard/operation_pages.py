@@ -1,4 +1,4 @@
-"""The pages Dead and Audit."""
+"""The page Dead."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from dataclasses import dataclass
 
 from starlette.responses import HTMLResponse, Response
 
-from toc.access.audit_list import list_audit
 from toc.access.authorise import is_allowed
-from toc.access.token_text import is_token_id
 from toc.dashboard.render import render
 from toc.dashboard.visit import Visit
 from toc.domain.job import DeadJob
 from toc.domain.mass_change import error_class_of
-from toc.http.declared import not_allowed
-from toc.http.masks import mask_dead_job
+from toc.http.masks import MASKED, mask_dead_job
 
 DEAD_READ_MAX = 1000
-AUDIT_SHOWN = 100
 _DATABASE = 0  # a page about all databases takes a place of this one
 
 
@@ -54,7 +50,7 @@ async def show_dead(visit: Visit) -> Response:
     }
     html = render(
         visit, "dead.html", groups=groups, is_cut=len(jobs) == limit, limit=limit,
-        operable=operable,
+        operable=operable, masked=MASKED,
     )  # fmt: skip
     return HTMLResponse(html)
 
@@ -72,15 +68,3 @@ def group_dead(jobs: list[DeadJob]) -> list[DeadGroup]:
         for (biz_type, error), found in groups.items()
     ]  # fmt: skip
     return sorted(made, key=lambda group: (-group.count, group.biz_type, group.error))
-
-
-async def show_audit(visit: Visit) -> Response:
-    """GET /ui/audit?token=: it concerns all types and tenants."""
-    caller = visit.person
-    if not is_allowed(caller, "admin", None, None):
-        raise not_allowed("admin")
-    wanted = visit.query.get("token", "").strip()
-    token_id = wanted if is_token_id(wanted) else None
-    read = functools.partial(list_audit, visit.backend.databases, AUDIT_SHOWN, token_id=token_id)
-    records = await visit.backend.calls.run(_DATABASE, read)
-    return HTMLResponse(render(visit, "audit.html", records=records, token_id=token_id or ""))

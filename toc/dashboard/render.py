@@ -23,7 +23,13 @@ def environment() -> Environment:
         loader=PackageLoader("toc.dashboard"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"moment": moment, "pretty": pretty_json, "fill": fill, "jobs": jobs_text}
+    made.filters |= {
+        "moment": moment,
+        "pretty": pretty_json,
+        "minute": minute,
+        "fill": fill,
+        "jobs": jobs_text,
+    }
     return made
 
 
@@ -45,6 +51,15 @@ def moment(value: int | str | None) -> Markup | str:
         at = datetime.fromisoformat(value).astimezone(UTC)
     machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time datetime="{}">{}</time>').format(machine, f"{at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def minute(ms: float) -> Markup:
+    """A time to the minute; as `moment` otherwise."""
+    at = datetime.fromtimestamp(ms / 1000, UTC)
+    machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time class="minute" datetime="{}">{}</time>').format(
+        machine, f"{at:%Y-%m-%d %H:%M} UTC"
+    )
 
 
 def fill(text: str, **values: Any) -> Markup:

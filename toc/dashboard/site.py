@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute, Route
 
 from toc.dashboard import (
+    audit_page,
     cluster_page,
     forecast_page,
     jobs_pages,
@@ -17,8 +18,9 @@ from toc.dashboard import (
     recurring_pages,
     sign_in_page,
     sql_page,
+    types_pages,
 )
-from toc.dashboard.actions import button
+from toc.dashboard.actions import button, change_form
 from toc.dashboard.door import Page, PageDoor
 from toc.dashboard.static_files import send_static
 from toc.dashboard.watcher import Watcher
@@ -29,18 +31,20 @@ PAGES = (
     Page("/ui/", now_page.show_now),
     Page("/ui/jobs", jobs_pages.show_jobs),
     Page("/ui/jobs/{job_id}", jobs_pages.show_job),
-    Page("/ui/types", jobs_pages.show_types),
+    Page("/ui/types", types_pages.show_types),
+    Page("/ui/types/{biz_type}", types_pages.show_type),
     Page("/ui/dead", operation_pages.show_dead),
     Page("/ui/recurring", recurring_pages.show_recurring),
     Page("/ui/recurring/{name}", recurring_pages.show_schedule),
     Page("/ui/cluster", cluster_page.show_cluster),
-    Page("/ui/audit", operation_pages.show_audit, "admin"),
     Page("/ui/forecast", forecast_page.show_forecast),
+    Page("/ui/audit", audit_page.show_audit, "admin"),
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),
-    button("/v1/types/{biz_type}:pause", "/ui/types"),
-    button("/v1/types/{biz_type}:resume", "/ui/types"),
+    button("/v1/types/{biz_type}:pause", "/ui/types/{biz_type}"),
+    button("/v1/types/{biz_type}:resume", "/ui/types/{biz_type}"),
+    change_form("/v1/types/{biz_type}", "/ui/types/{biz_type}", types_pages.changes_of_form),
     button("/v1/recurring/{name}:pause", "/ui/recurring"),
     button("/v1/recurring/{name}:resume", "/ui/recurring"),
     button("/v1/recurring/{name}:run", "/ui/recurring"),

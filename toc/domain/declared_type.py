@@ -86,9 +86,13 @@ class DeclaredType:
             check_priority(self.priority)
         if self.codec is not None:
             check_codec_name(self.codec)
-            if self.per is not None and self.per.startswith("payload."):
-                rule = "must not be a field of an encrypted payload: Redis would show its values"
-                raise InvalidInput("per", self.per, rule)
+            self.check_partitions_are_plain(self.codec)
+
+    def check_partitions_are_plain(self, codec: str | None) -> None:
+        """Raises InvalidInput if `per` is a field of payloads that this codec encrypts."""
+        if codec is not None and self.limit_terms is not None and self.limit_terms.needs_attribute:
+            rule = f"must not be a field of a payload that codec {codec!r} encrypts: Redis would show it"
+            raise InvalidInput("per", self.per, rule)
 
     @classmethod
     def from_fields(cls, name: str, fields: Mapping[str, Any]) -> DeclaredType:

@@ -81,10 +81,10 @@ def move_counts(
     moved = [0.0] * (len(wanted_ms) - 1)
     at = 0
     for (begin, end), count in zip(pairwise(edges_ms), counts, strict=True):
+        if begin >= wanted_ms[-1]:
+            break
         if not count:
             continue
-        while at and wanted_ms[at] > begin:
-            at -= 1
         while at < len(moved) and wanted_ms[at + 1] <= begin:
             at += 1
         place = at

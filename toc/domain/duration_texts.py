@@ -1,9 +1,21 @@
-"""Lengths of time as people read them."""
+"""Lengths of time as people write and read them."""
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
+
 MS_OF_UNIT = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _SOON_MS = 60_000
+_STEP = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)", re.ASCII)
+
+
+def parse_duration_text(text: str) -> timedelta | None:
+    """Parses "30s", "5m", "1h30m". None: the text is no length of time. Raises OverflowError."""
+    steps = _STEP.findall(text)
+    if not steps or "".join(number + unit for number, unit in steps) != text:
+        return None
+    return timedelta(milliseconds=sum(float(number) * MS_OF_UNIT[unit] for number, unit in steps))
 
 
 def relative_time(ms: int, now_ms: int) -> str:

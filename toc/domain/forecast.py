@@ -89,6 +89,13 @@ class Forecast:
         late = {name: period for name, period in found.items() if period is not None}
         return dict(sorted(late.items(), key=lambda item: (-item[1].worst_late_ms, item[0])))
 
+    @property
+    def worst(self) -> LatePeriod | None:
+        """The worst of all these times."""
+        own = self.late_period
+        found = [*self.late_types.values(), *([] if own is None else [own])]
+        return max(found, key=lambda period: period.worst_late_ms, default=None)
+
 
 def make_forecast(
     edges_ms: Sequence[int],

@@ -185,7 +185,8 @@ class PauseInfo:
 
     target: "type:NAME", "topic:NAME" or "all". state: "paused", "ramping" or "over". from_ms, until_ms: when
     it began, and when it ends or ended (None: when somebody resumes), in ms since 1970 UTC. rate_per_s: while
-    it ramps: jobs a second that all processes together may start now. actor, reason: of the last change.
+    it ramps: jobs a second that all processes together may start now. actor, reason: of the last change; over
+    HTTP "" and None for a token that may not pause the target.
     """
 
     target: str
@@ -209,7 +210,8 @@ def describe_pause(info: PauseInfo) -> str:
     else:
         text = f"{info.target} is not paused"
     reason = "" if info.reason is None else f": {escape_to_one_line(info.reason)}"
-    return f"{text}, by {info.actor}{reason}"
+    author = f", by {info.actor}" if info.actor else ""
+    return f"{text}{author}{reason}"
 
 
 @dataclass(slots=True)

@@ -12,13 +12,16 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, get_args
 
 from toc.domain.argument_checks import check_biz_type, encode_attribute, is_number
 from toc.domain.biz_ids import BusinessId, check_business_id
+from toc.domain.duration_texts import parse_duration_text
 from toc.domain.occurrence_keys import chain_key_of
+from toc.domain.priorities import check_priority
 from toc.domain.recurrence import Gap, Recurrence
 from toc.domain.times import EPOCH, ceil_ms
 from toc.errors import InvalidInput
@@ -41,7 +44,7 @@ class RecurringSchedule:
     "skip", it is left out; "queue", it runs afterwards; "cancel-other", the job before is cancelled for
     it. catch_up_s: a nominal time that is older than this is not made, and a job that has not begun so
     long after its time does not begin. jitter_s: each job is due up to so much after its nominal time.
-    attribute: JSON text for the handler.
+    attribute: JSON text for the handler. priority: of the jobs, 0 to 9.
     """
 
     name: str
@@ -52,6 +55,7 @@ class RecurringSchedule:
     jitter_s: int = 0
     attribute: str | None = None
     tenant: str | None = None
+    priority: int = 0
     business: BusinessId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class RecurringSchedule:
             raise InvalidInput("overlap", self.overlap, f"must be one of {', '.join(OVERLAPS)}")
         _check_seconds("catch_up", self.catch_up_s, CATCH_UP_S_MIN, CATCH_UP_S_MAX)
         _check_seconds("jitter", self.jitter_s, 0, JITTER_S_MAX)
+        check_priority(self.priority)
         if len(self.to_json().encode()) > DEFINITION_BYTES_MAX:
             rule = f"must be at most {DEFINITION_BYTES_MAX} bytes with the schedule's rule"
             raise InvalidInput("attribute", "…", rule)
@@ -74,6 +79,8 @@ class RecurringSchedule:
             "tz": rule.tz, "gap": rule.gap, "start_ms": rule.start_ms, "end_ms": rule.end_ms,
             "overlap": self.overlap, "catch_up_s": self.catch_up_s, "jitter_s": self.jitter_s,
             "attribute": self.attribute,
+            # Left out if it is 0, so that definitions without it stay what older releases have written.
+            "priority": self.priority or None,
         }  # fmt: skip
         given = {key: value for key, value in values.items() if value is not None}
         return json.dumps(given, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -113,7 +120,7 @@ class RecurringSchedule:
         return chain_key_of(nominal_ms, self.catch_up_s)
 
 
-_OWN_FIELDS = {"biz_type", "overlap", "catch_up_s", "jitter_s", "attribute"}
+_OWN_FIELDS = {"biz_type", "overlap", "catch_up_s", "jitter_s", "attribute", "priority"}
 
 
 class NextOccurrence(NamedTuple):
@@ -186,8 +193,8 @@ def _check_seconds(field_name: str, value: object, low: int, high: int) -> None:
         raise InvalidInput(field_name, value, f"must be whole seconds from {low} to {high}")
 
 
-Duration = timedelta | float
-"""A timedelta, or seconds."""
+Duration = timedelta | float | str
+"""A timedelta, seconds, or a text as "30s" or "1h30m"."""
 
 
 def make_schedule(
@@ -206,6 +213,7 @@ def make_schedule(
     catch_up: Duration = CATCH_UP_S_DEFAULT,
     jitter: Duration = 0,
     tenant: str | None = None,
+    priority: int = 0,
     attribute_bytes_max: int = ATTRIBUTE_BYTES_MAX,
 ) -> RecurringSchedule:
     """Makes a schedule of the arguments that `toc.recur` has. Raises InvalidInput."""
@@ -227,13 +235,23 @@ def make_schedule(
         _whole_seconds("jitter", jitter),
         encode_attribute(attribute, attribute_bytes_max),
         tenant,
+        priority,
     )
 
 
 def _whole_seconds(field_name: str, value: Duration) -> int:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not is_number(seconds) or not math.isfinite(seconds) or seconds != int(seconds):
-        rule = "must be whole seconds, or a timedelta of whole seconds"
+    length: timedelta | float | None = None if isinstance(value, str) else value
+    if isinstance(value, str):
+        with suppress(OverflowError):
+            length = parse_duration_text(value)
+    seconds = length.total_seconds() if isinstance(length, timedelta) else length
+    if (
+        seconds is None
+        or not is_number(seconds)
+        or not math.isfinite(seconds)
+        or seconds != int(seconds)
+    ):
+        rule = 'must be whole seconds: a number, a timedelta, or a text as "30s", "5m" or "1h30m"'
         raise InvalidInput(field_name, value, rule)
     return int(seconds)
 

@@ -237,29 +237,39 @@ class Registry:
         end: datetime | None = None,
         gap: Gap = "skip",
         overlap: Overlap = "skip",
-        catch_up: timedelta | float = 3600,
-        jitter: timedelta | float = 0,
+        catch_up: timedelta | float | str = 3600,
+        jitter: timedelta | float | str = 0,
+        priority: int = 0,
     ) -> Callable[[E], E]:
         """Declares a recurring schedule whose jobs the decorated function runs.
 
-        when: five fields of cron in the zone `tz`, or the time between two runs (a timedelta, or
-        seconds). name: of the schedule; default: the biz_type. A function without `@toc.handler` becomes
-        the handler of the biz_type `name` (default: the function's name). The other arguments are those
-        of `TimeoutCenter.recur`.
+        when: five fields of cron in the zone `tz`, or the time between two runs (a timedelta, seconds, or
+        a text as "30s", "5m" or "1h30m"). name: of the schedule; default: the biz_type. A function
+        without `@toc.handler` becomes the handler of the biz_type `name` (default: the function's name).
+        The other arguments are those of `TimeoutCenter.recur`.
 
         Each node with this function declares the schedule when it starts. Raises InvalidInput, also for an
         attribute that does not fit the form of the handler's payload.
         """
         from toc.domain.recurring import make_schedule  # noqa: PLC0415 - 20 ms that few programs need
 
+        words = len(when.split()) if isinstance(when, str) else 1
+        if words not in (1, 5):
+            rule = (
+                'must be five fields of cron, as "0 3 * * *", or a length of time without spaces, as "30s", '
+                '"5m" or "1h30m"'
+            )
+            raise InvalidInput("when", when, rule)
+        cron = when if isinstance(when, str) and words == 5 else None
+        every = None if cron is not None else when
+
         def declare(function: Any) -> Any:
             found = self._spec_of_function(function)
             biz_type = found.biz_type if found else name or str(getattr(function, "__name__", ""))
             schedule = make_schedule(
                 name or biz_type, biz_type=biz_type, tz=tz, attribute=attribute, start=start, end=end,
-                cron=when if isinstance(when, str) else None,
-                every=None if isinstance(when, str) else when,
-                gap=gap, overlap=overlap, catch_up=catch_up, jitter=jitter,
+                cron=cron, every=every, gap=gap, overlap=overlap, catch_up=catch_up, jitter=jitter,
+                priority=priority,
             )  # fmt: skip
             taken = self._schedules.get(schedule.name)
             if taken is not None and taken != schedule:

@@ -25,6 +25,7 @@ from toc.node.lease_node import LeaseNode
 from toc.runtime.clock import Clock, SystemClock
 from toc.runtime.settings import Settings
 from toc.store.databases import Databases
+from toc.store.job_search import JobSearch, SearchPage, search_database
 from toc.store.jobs import OnDuplicate
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,13 @@ class Backend:
     ) -> list[Scheduled | Exception]:
         """Writes jobs; returns the result or the error of each, in their order. Blocks."""
         return self.center._write_checked_jobs(jobs, rule, actor)  # noqa: SLF001 - they were checked here
+
+    # ---- lists for people
+
+    def search_jobs(self, index: int, search: JobSearch, keys_max: int) -> SearchPage:
+        """A page of a search in one database. The caller checks who may read each job. Blocks."""
+        connections = self.center._open_connections()  # noqa: SLF001 - the audit has too few of its own
+        return search_database(connections.databases[index], search, keys_max)
 
     # ---- which database
 

@@ -41,7 +41,7 @@ async def start_countdown(backend: Backend, call: Call) -> Reply:
         return backend.center.countdown(
             biz_id, count=body.count, deadline=deadline, biz_type=body.biz_type,
             attribute=body.payload, dedup_key=body.key, on_duplicate=body.on_duplicate,
-            tenant=caller.tenant, actor=caller.actor, details=True,
+            tenant=caller.tenant, priority=body.priority, actor=caller.actor, details=True,
         )  # fmt: skip
 
     index = backend.database_of_business(business)

@@ -34,7 +34,8 @@ async def debounce_job(backend: Backend, call: Call) -> Reply:
     def debounce() -> Scheduled:
         return backend.center.debounce(
             biz_id, quiet=quiet, max_wait=max_wait, biz_type=body.biz_type,
-            attribute=body.payload, dedup_key=body.key, tenant=caller.tenant, details=True,
+            attribute=body.payload, dedup_key=body.key, tenant=caller.tenant,
+            priority=body.priority, details=True,
         )  # fmt: skip
 
     index = backend.database_of_business(business)

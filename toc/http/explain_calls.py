@@ -8,8 +8,13 @@ from http import HTTPStatus
 from typing import Any
 
 from toc.access.caller import Caller
-from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
-from toc.admin.job_meaning import describe_job_state
+from toc.admin.job_explanation import (
+    JobExplanation,
+    ReminderLocation,
+    compute_job_delays,
+    explain_job,
+)
+from toc.admin.job_meaning import describe_job_state, runner_of
 from toc.domain.job import Event
 from toc.errors import NotFound, StoreUnavailable
 from toc.http.backend import Backend
@@ -40,17 +45,42 @@ def _explanation_document(
     shown = mask_job(backend, caller, job_document(record.job))
     hides = shown["masked"]
     events = [_event_document(event) for event in found.events]
-    delays = compute_job_delays(record)
+    delays, job = compute_job_delays(record), record.job
     place = found.own_topic_reminder
     return {
         "job": shown,
         "means": describe_job_state(found, backend.settings).text,
+        "created_time": format_time(record.created_ms),
+        "claimed_time": format_time(job.claimed_ms),
+        "ended_time": None if job.status.live else format_time(record.modified_ms),
+        "shard": found.home.shard,
         "armed_time": format_time(None if place is None else place.armed_ms),
+        "reminder": None if place is None else _reminder_document(place),
+        "runner": runner_of(job),
+        "owners": [
+            {
+                "topic": topic or None,
+                "node": owner.node,
+                "since": format_time(owner.since_ms),
+                "deputy": owner.deputy,
+            }
+            for topic, owners in found.owners.items()
+            for owner in owners
+        ],
         "claimed_after_ms": delays.claimed_after_ms,
         "ended_after_ms": delays.ended_after_ms,
         "error": None if record.letter is None or hides else record.letter.error,
         "events": [mask_reason(event) for event in events] if hides else events,
         "missing": sorted(found.troubles),  # the names alone: the texts are those of drivers
+    }
+
+
+def _reminder_document(place: ReminderLocation) -> dict[str, Any]:
+    return {
+        "topic": place.topic,
+        "slot": place.slot,
+        "armed_time": format_time(place.armed_ms),
+        "out_time": format_time(place.out_ms),
     }
 
 

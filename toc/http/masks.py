@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,8 @@ from toc.domain.job import DeadJob
 from toc.http.backend import Backend
 
 MASKED = "***"
-"""In place of the error of a dead job."""
+"""In place of the text of an error."""
+_CLASS_OF_ERROR = re.compile(r"\s*([A-Za-z_.]{0,60}(?:Error|Exception)): ", re.ASCII)
 
 _VERBS_OF_PEOPLE = frozenset({"cancel", "reschedule", "run_now", "redrive"})
 """The reasons of other events may be texts of errors."""
@@ -34,8 +36,11 @@ def mask_job(backend: Backend, caller: Caller, job: Mapping[str, Any]) -> dict[s
 
 
 def mask_dead_job(backend: Backend, caller: Caller, job: DeadJob) -> DeadJob:
-    """A dead job without its error, if that is not for the caller."""
-    return replace(job, error=MASKED) if is_masked(backend, caller, job.biz_type) else job
+    """A dead job without the text of its error, if that is not for the caller; the class stays."""
+    if not is_masked(backend, caller, job.biz_type):
+        return job
+    found = _CLASS_OF_ERROR.match(job.error)
+    return replace(job, error=MASKED if found is None else f"{found[1]}: {MASKED}")
 
 
 def mask_reason(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from toc.http.backend import Backend
 from toc.http.call import Call, Reply
 from toc.http.declared import not_allowed
 from toc.http.job_documents import parse_biz_id
+from toc.http.masks import MASKED, is_masked
 from toc.http.mass_change_models import MassChangeIn, MassCountIn
 from toc.http.mass_runs import Starter
 from toc.http.problems import HttpProblem
@@ -45,7 +46,7 @@ _DATABASE = 0  # has the rows
 async def count_jobs(backend: Backend, call: Call) -> Reply:
     """POST /v1/mass_changes:count."""
     body: MassCountIn = call.body
-    wanted = _check_selection(call.caller, body)
+    wanted = _check_selection(backend, call.caller, body)
 
     def count() -> dict[str, Any]:
         with open_bulk_changes(backend.settings, backend.clock) as changes:
@@ -59,7 +60,7 @@ async def count_jobs(backend: Backend, call: Call) -> Reply:
 async def start_change(backend: Backend, call: Call) -> Reply:
     """POST /v1/mass_changes."""
     body: MassChangeIn = call.body
-    wanted = _check_selection(call.caller, body)
+    wanted = _check_selection(backend, call.caller, body)
     wanted = replace(wanted, as_of_ms=_parse_time("as_of", body.as_of))
     rate_max = backend.settings.web.limits.mass_rate_per_s
     if body.rate_per_s > rate_max:
@@ -81,7 +82,7 @@ async def start_change(backend: Backend, call: Call) -> Reply:
     async with backend.mass_reads:
         change = await backend.calls.run(_DATABASE, start)
     return Reply(
-        mass_change_document(change),
+        _show(backend, call.caller, change),
         HTTPStatus.CREATED,
         {"Location": f"/v1/mass_changes/{change.mass_change_id}"},
         "started",
@@ -122,13 +123,13 @@ async def list_changes(backend: Backend, call: Call) -> Reply:
     """GET /v1/mass_changes."""
     database = backend.mass_runs.database
     found = await backend.calls.run(_DATABASE, lambda: read_mass_changes(database, LISTED_MAX))
-    shown = [mass_change_document(each) for each in found if _may_see(call.caller, each)]
+    shown = [_show(backend, call.caller, each) for each in found if _may_see(call.caller, each)]
     return Reply({"mass_changes": shown})
 
 
 async def get_change(backend: Backend, call: Call) -> Reply:
     """GET /v1/mass_changes/{mass_change_id}."""
-    return Reply(mass_change_document(await _read(backend, call)))
+    return Reply(_show(backend, call.caller, await _read(backend, call)))
 
 
 async def stop_change(backend: Backend, call: Call) -> Reply:
@@ -138,13 +139,15 @@ async def stop_change(backend: Backend, call: Call) -> Reply:
         raise not_allowed("operate")
     if change.state != "running":
         return Reply(
-            mass_change_document(change), outcome=change.state, target=change.mass_change_id,
+            _show(backend, call.caller, change), outcome=change.state, target=change.mass_change_id,
             is_worth_auditing=False,
         )  # fmt: skip
     database, actor = backend.mass_runs.database, call.caller.actor
     await backend.calls.run(_DATABASE, lambda: ask_to_stop(database, change.mass_change_id, actor))
     change = await _read(backend, call)
-    return Reply(mass_change_document(change), outcome="stopping", target=change.mass_change_id)
+    return Reply(
+        _show(backend, call.caller, change), outcome="stopping", target=change.mass_change_id
+    )
 
 
 async def _read(backend: Backend, call: Call) -> MassChange:
@@ -162,7 +165,7 @@ def _may_see(caller: Caller, change: MassChange) -> bool:
     )
 
 
-def _check_selection(caller: Caller, body: MassCountIn) -> JobSelection:
+def _check_selection(backend: Backend, caller: Caller, body: MassCountIn) -> JobSelection:
     """Which jobs, without the time of the count. Raises HttpProblem (403) and InvalidInput."""
     if not is_allowed(caller, "operate", body.biz_type, caller.tenant):
         raise not_allowed("operate")
@@ -171,6 +174,10 @@ def _check_selection(caller: Caller, body: MassCountIn) -> JobSelection:
     if body.verb == "cancel" and body.error_class is not None:
         rule = "must not be given with cancel: only dead jobs have an error"
         raise InvalidInput("error_class", body.error_class, rule)
+    if body.error_class is not None and is_masked(backend, caller, body.biz_type):
+        # The count would tell what the error is.
+        rule = "must not be given: the errors of this type are masked (web.masked_types)"
+        raise InvalidInput("error_class", None, rule)
     biz_id = body.biz_id
     if biz_id is not None:
         biz_id = parse_biz_id(biz_id, body.biz_id_is_text, digits_are_text=True)
@@ -201,9 +208,12 @@ def _count_document(chosen: ChosenJobs, jobs: JobSelection) -> dict[str, Any]:
     }
 
 
-def mass_change_document(change: MassChange) -> dict[str, Any]:
-    """A change for `MassChangeOut`."""
+def _show(backend: Backend, caller: Caller, change: MassChange) -> dict[str, Any]:
+    """A change for `MassChangeOut`, as the caller may see it."""
     jobs = change.jobs
+    error_class = jobs.error_class
+    if error_class is not None and is_masked(backend, caller, change.biz_type):
+        error_class = MASKED
     return {
         "mass_change_id": change.mass_change_id,
         "verb": change.verb,
@@ -211,7 +221,7 @@ def mass_change_document(change: MassChange) -> dict[str, Any]:
         "cause": change.cause,
         "stop_actor": change.stop_actor,
         "biz_type": change.biz_type,
-        "error_class": jobs.error_class,
+        "error_class": error_class,
         "since": format_time(jobs.since_ms),
         "until": format_time(jobs.until_ms),
         "biz_id": None if jobs.biz_id is None else str(jobs.biz_id),

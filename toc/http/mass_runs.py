@@ -15,6 +15,7 @@ from typing import cast
 from toc.access.access import Access
 from toc.access.audit import AuditEntry
 from toc.access.caller import Caller
+from toc.access.sessions import is_session
 from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_run import BulkRunProgress, RunInterrupted
 from toc.admin.mass_jobs import make_request
@@ -91,6 +92,7 @@ class _MassRun:
         words = change.actor, change.reason, change.mass_change_id
         try:
             with open_bulk_changes(runs.settings, runs.clock, self._must_stop) as changes:
+                self._write_progress()  # the servers may have needed long to be connected
                 changes.change_jobs(
                     make_request(verb, change.jobs, *words), chosen, change.rate_per_s,
                     self._progress, lambda _jobs: None,
@@ -118,11 +120,18 @@ class _MassRun:
             self._end = "interrupted", "silent"
         elif now_s - self._tried_s >= BEAT_S:
             self._tried_s = now_s
-            if runs.access.authenticator.is_still_valid(self._starter.caller):
+            if self._may_go_on():
                 self._write_progress()
             else:
                 self._end = "stopped", "token_revoked"
         return self._end[0] != "done"
+
+    def _may_go_on(self) -> bool:
+        """Whether the token that started the change is still valid. A person may sign out meanwhile."""
+        caller = self._starter.caller
+        if caller.token_id is None or is_session(caller.owner):
+            return True
+        return self._runs.access.authenticator.is_still_valid(caller)
 
     def _write_progress(self) -> None:
         change_id = self._change.mass_change_id

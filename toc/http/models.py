@@ -73,6 +73,17 @@ class _Answer(BaseModel):
 # ---- jobs
 
 
+JobPriority = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=9,
+        description="Where due jobs of the type wait, those of a higher priority go first, if the type is "
+        "declared with a priority.",
+    ),
+]
+
+
 class JobIn(_Request):
     """A job to schedule. Give `action_time` or `delay`."""
 
@@ -100,15 +111,7 @@ class JobIn(_Request):
             "traceparent.",
         ),
     ] = None
-    priority: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=9,
-            description="Where due jobs of the type wait, those of a higher priority go first, if the type "
-            "is declared with a priority.",
-        ),
-    ] = 0
+    priority: JobPriority = 0
 
 
 class JobsIn(_Request):
@@ -187,6 +190,7 @@ class DebounceIn(_Request):
         Field(description="A JSON object; the handler gets that of the last call."),
     ] = None
     key: OwnKey = ""
+    priority: JobPriority = 0
 
 
 class CountdownIn(_Request):
@@ -211,6 +215,7 @@ class CountdownIn(_Request):
             description="What happens if a live countdown has the key; once: also one that has ended."
         ),
     ] = "keep"
+    priority: JobPriority = 0
 
 
 class ArriveIn(_Request):
@@ -348,12 +353,42 @@ class EventOut(_Answer):
     reason: str | None
 
 
+class ReminderOut(_Answer):
+    """Where the reminder of a job is in Redis."""
+
+    topic: str
+    slot: int
+    armed_time: Annotated[str | None, Field(description="Its score: when it is due.")]
+    out_time: Annotated[
+        str | None,
+        Field(description="It was popped: when it comes back, unless a worker settles the job."),
+    ]
+
+
+class OwnerOut(_Answer):
+    """A node that owns the slot of the job in a topic; `topic` null: the node that owns its shard."""
+
+    topic: str | None
+    node: str
+    since: str
+    deputy: Annotated[str | None, Field(description="The node that takes over from it.")]
+
+
 class ExplanationOut(_Answer):
     """A job, its events, its reminder in Redis and how late it was."""
 
     job: JobOut
     means: Annotated[str, Field(description="The state and what happens next, in a sentence.")]
+    created_time: str
+    claimed_time: Annotated[str | None, Field(description="When its last attempt began.")]
+    ended_time: str | None
+    shard: int
     armed_time: Annotated[str | None, Field(description="When its reminder in Redis is due.")]
+    reminder: Annotated[
+        ReminderOut | None, Field(description="null: there is no Redis, or it did not answer.")
+    ]
+    runner: Annotated[str | None, Field(description="The process that runs it: host:pid.")]
+    owners: Annotated[list[OwnerOut], Field(description="Empty without ZooKeeper.")]
     claimed_after_ms: int | None
     ended_after_ms: int | None
     error: Annotated[str | None, Field(description="The last error of a dead job.")]
@@ -538,7 +573,10 @@ class PauseOut(_Answer):
         str | None, Field(description="When it ends or ended; null: when somebody resumes.")
     ]
     rate_per_s: float | None
-    actor: str
+    actor: Annotated[
+        str | None,
+        Field(description="Null, as the reason, for a token that may not pause the target."),
+    ]
     reason: str | None
 
 
@@ -692,6 +730,7 @@ class RecurringIn(_Request):
     ] = "skip"
     catch_up: _Length = 3600
     jitter: _Length = 0
+    priority: JobPriority = 0
     reason: Reason = None
 
 
@@ -710,6 +749,7 @@ class RecurringOut(_Answer):
     overlap: Literal["skip", "queue", "cancel-other"]
     catch_up_s: int
     jitter_s: int
+    priority: int
     payload: dict[str, Any] | None
     paused_since: str | None
     job_id: str | None

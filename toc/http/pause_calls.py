@@ -59,8 +59,11 @@ async def resume_everything(backend: Backend, call: Call) -> Reply:
 
 async def list_pauses(backend: Backend, call: Call) -> Reply:
     """GET /v1/pauses."""
-    found = await backend.calls.run(_DATABASE, backend.center.pauses)
-    return Reply({"pauses": [_document(info) for info in found if _may_see(call.caller, info)]})
+    found, caller = await backend.calls.run(_DATABASE, backend.center.pauses), call.caller
+    seen = [info for info in found if _may_see(caller, info)]
+    return Reply(
+        {"pauses": [_document(info, with_author=_may_pause(caller, info)) for info in seen]}
+    )
 
 
 class _Target(TypedDict, total=False):
@@ -139,18 +142,24 @@ def _may_see(caller: Caller, info: PauseInfo) -> bool:
     return is_allowed(caller, "read", biz_type_of_target(info.target), caller.tenant)
 
 
+def _may_pause(caller: Caller, info: PauseInfo) -> bool:
+    """Who has paused, and why, is for operators: it may name people, systems and other tenants."""
+    biz_type = biz_type_of_target(info.target)
+    return is_allowed(caller, "admin" if biz_type is None else "operate", biz_type, None)
+
+
 async def _change(backend: Backend, change: Callable[[], PauseInfo]) -> Reply:
     info = await backend.calls.run(_DATABASE, change)
-    return Reply(_document(info), outcome=info.state, target=info.target)
+    return Reply(_document(info, with_author=True), outcome=info.state, target=info.target)
 
 
-def _document(info: PauseInfo) -> dict[str, Any]:
+def _document(info: PauseInfo, *, with_author: bool) -> dict[str, Any]:
     return {
         "target": info.target,
         "state": info.state,
         "from": format_time(info.from_ms),
         "until": format_time(info.until_ms),
         "rate_per_s": info.rate_per_s,
-        "actor": info.actor,
-        "reason": info.reason,
+        "actor": info.actor if with_author else None,
+        "reason": info.reason if with_author else None,
     }

@@ -190,6 +190,7 @@ def _options_of(body: RecurringIn) -> dict[str, Any]:
         "overlap": body.overlap,
         "catch_up": parse_delay(body.catch_up, "catch_up"),
         "jitter": parse_delay(body.jitter, "jitter"),
+        "priority": body.priority,
     }
 
 
@@ -225,6 +226,7 @@ def schedule_document(found: Recurring) -> dict[str, Any]:
         "overlap": schedule.overlap,
         "catch_up_s": schedule.catch_up_s,
         "jitter_s": schedule.jitter_s,
+        "priority": schedule.priority,
         "payload": schedule.attribute_value,
         "paused_since": None if found.paused_since is None else format_datetime(found.paused_since),
         "job_id": None if found.job_id is None else str(found.job_id),

@@ -1,4 +1,4 @@
-"""How far the limits of a type are used now, for `toc types show` and `toc status`."""
+"""How far the limits of a type are used now, for `toc types show`, `toc status` and the dashboard."""
 
 from __future__ import annotations
 
@@ -64,10 +64,15 @@ def read_limit_use(settings: Settings, declared: DeclaredType | None) -> TypeLim
     """The use of a type's limits; None: it has none."""
     if declared is None or declared.limit_terms is None:
         return None
+    return read_limit_uses(settings, {declared.name: declared.limit_terms})[declared.name]
+
+
+def read_limit_uses(settings: Settings, types: Mapping[str, LimitTerms]) -> dict[str, TypeLimitUse]:
+    """The use of the limits of several types, in one call of Redis."""
     if not settings.has_timer:
-        return TypeLimitUse(declared.limit_terms, None)
+        return _read_uses(settings, types, None)
     with closing(Reminders.from_settings(settings, SystemClock())) as server:
-        return _read_uses(settings, {declared.name: declared.limit_terms}, server)[declared.name]
+        return _read_uses(settings, types, server)
 
 
 def health_of_limits(

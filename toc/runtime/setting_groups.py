@@ -156,6 +156,9 @@ class RecurringSettings(_SettingGroup):
     catch_up_s: int = Field(3600, description="a job may begin so long after its time")
     jitter_s: int = Field(0, description="each job is due up to so much after its time")
     tenant: str | None = Field(None, description="whose schedule it is")
+    priority: int = Field(
+        0, description="of the jobs, 0 to 9: where due jobs of the type wait, higher ones go first"
+    )
 
     def to_schedule(self, name: str) -> RecurringSchedule:
         """The schedule of this name. Raises InvalidInput."""
@@ -166,6 +169,7 @@ class RecurringSettings(_SettingGroup):
             name, cron=self.cron, every=self.every_s, rrule=self.rrule, tz=self.tz, biz_type=self.biz_type,
             attribute=self.attribute, start=self.start, end=self.end, gap=self.gap, overlap=self.overlap,
             catch_up=self.catch_up_s, jitter=self.jitter_s, tenant=self.tenant,
+            priority=self.priority,
         )  # fmt: skip
 
 

@@ -22,12 +22,14 @@ from typing import NamedTuple
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.scanner.overdue_page import BEGINNING, OverduePages
+from toc.scanner.overdue_page import OverduePages
+from toc.scanner.overdue_search import OverdueSearch
 from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 
 WASTE = 200
 FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
 REST_S_MAX = 600.0
+STEPS_MAX = 20  # in a check of a block of shards whose restricted types have many rows
 AGAIN_S = 1.0  # between two rounds while jobs of limited types are found and claimed
 NO_PERMITS_S = 1.0  # the fallback is woken earlier when permits are returned
 
@@ -73,6 +75,7 @@ class FallbackScanner(Service):
         first = start_at % len(shards)
         self._shards = [*shards[first:], *shards[:first]]
         self._grace_ms, self._period_s = grace_ms, period_s
+        self._search, self._search_of_limited = OverdueSearch(pages), OverdueSearch(pages)
         self._scanned: frozenset[int] = frozenset()
         # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
         self._found: deque[tuple[int, tuple[int, int]]] = deque()
@@ -106,12 +109,12 @@ class FallbackScanner(Service):
 
     def _find_overdue_shards(self) -> None:
         restricted = self._overdue_pages.restricted_numbers()
-        found = self._find_in_all_shards(restricted)
+        found = self._find_in_all_shards(self._search, restricted)
         since_ms = (self.overdue.since_ms or self._clock.wall_ms()) if found else None
         self.overdue = self.overdue._replace(shards=len(found), since_ms=since_ms)
         metrics.SHARDS_OVERDUE.labels(f"database_{self._database}").set(len(found))
-        others = (shard for shard in found if shard not in self._scanned)
-        self._found.extend((shard, BEGINNING) for shard in others)  # guard: net-under-every-shard
+        others = (each for each in found.items() if each[0] not in self._scanned)
+        self._found.extend(others)  # guard: net-under-every-shard
         if self._found:
             self._log_throttle.warning(
                 "overdue",
@@ -125,39 +128,41 @@ class FallbackScanner(Service):
         if limited and self._are_limits_in_parts():
             left_out = (restricted - limited) | self._overdue_pages.closed_numbers()
             known = {shard for shard, _ in self._found} | self._scanned
-            more = [each for each in self._find_in_all_shards(left_out) if each not in known]
-            self._found.extend((shard, BEGINNING) for shard in more)
+            more = self._find_in_all_shards(self._search_of_limited, left_out)
+            self._found.extend(each for each in more.items() if each[0] not in known)
 
-    def _find_in_all_shards(self, left_out: Collection[int]) -> list[int]:
-        """The shards with overdue rows of any type but those `left_out`."""
-        found: list[int] = []
+    def _find_in_all_shards(
+        self, search: OverdueSearch, left_out: Collection[int]
+    ) -> dict[int, tuple[int, int]]:
+        """The shards with overdue rows of any type but those `left_out`, each with a key before them."""
+        found: dict[int, tuple[int, int]] = {}
         for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
             block = self._shards[at : at + SHARDS_PER_QUERY_MAX]
-            found += self._shards_with_overdue_rows(block, left_out)
+            for _ in range(STEPS_MAX):
+                found |= self._shards_with_overdue_rows(block, search, left_out)
+                if not search.is_behind:
+                    break
         return found
 
     def _shards_with_overdue_rows(
-        self, block: Sequence[int], left_out: Collection[int]
-    ) -> list[int]:
+        self, block: Sequence[int], search: OverdueSearch, left_out: Collection[int]
+    ) -> dict[int, tuple[int, int]]:
         """The shards of the block that have overdue rows, without shards that cannot be read."""
         began_s = self._clock.monotonic_s()
         try:
-            overdue = self._pages.find_overdue_shards(
-                dict.fromkeys(block, self._grace_ms), left_out
-            )
+            overdue = search.find_overdue_shards(dict.fromkeys(block, self._grace_ms), left_out)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             text = "%s: cannot find out which shards have overdue jobs: %s"
             self._log_throttle.warning("check", text, self.name, error)
         else:
-            return [shard for shard in block if shard in overdue]
+            return {shard: overdue[shard] for shard in block if shard in overdue}
         self._wasted_s += self._clock.monotonic_s() - began_s
         if len(block) == 1 or not self._pages.database_answers(block[0]):
-            return []
+            return {}
         half = len(block) // 2
-        return [
-            *self._shards_with_overdue_rows(block[:half], left_out),
-            *self._shards_with_overdue_rows(block[half:], left_out),
-        ]
+        return self._shards_with_overdue_rows(
+            block[:half], search, left_out
+        ) | self._shards_with_overdue_rows(block[half:], search, left_out)
 
     def _claim_overdue_page(self) -> float:
         permits = self._overdue_pages.take_page_permits()

@@ -11,7 +11,7 @@ from toc.runtime.job_batch import BatchClaimAnswer, JobBatch, PermitSource
 from toc.runtime.service import Inbox
 from toc.store.due_pages import DuePages, DueRow, TypesExcept
 
-BEGINNING = (0, 0)
+ROWS_READ_MAX = 10_000  # that a statement reads for a page, of which most may be of paused types
 REFUSED_S_MIN = (
     0.1  # rows of a type that were not admitted are read again after this time, or later
 )
@@ -123,13 +123,17 @@ class OverduePages:
         unused, job_ids, admissions = permits, list[int](), dict[int, Admission]()
         limit = max(permits, self._page_rows) if self._has_priorities() else permits
         try:
-            rows = self._read_rows(shard, after, grace_ms, limit, found_s)
+            rows, end = self._read_rows(shard, after, grace_ms, limit, found_s)
             job_ids, admissions = self._admit_rows(rows, permits, found_s)
             unused -= len(job_ids)
         finally:
             self._permits.return_permits(self._database, unused)
-        after = rows[-1].key if rows else after
-        return OverduePage(shard, job_ids, found_s, after, len(rows) == limit, admissions)
+        is_full = len(rows) == limit
+        if is_full:
+            after = rows[-1].key
+        elif end is not None:
+            after = end
+        return OverduePage(shard, job_ids, found_s, after, is_full or end is not None, admissions)
 
     def _has_priorities(self) -> bool:
         restrictions = self._restrictions
@@ -141,16 +145,21 @@ class OverduePages:
 
     def _read_rows(
         self, shard: int, after: tuple[int, int], grace_ms: int, limit: int, now_s: float
-    ) -> Sequence[DueRow]:
+    ) -> tuple[Sequence[DueRow], tuple[int, int] | None]:
+        """The rows; and the key up to which it has read, if it has left out later rows to read less."""
         types, restrictions = self._types(), self._restrictions
-        if restrictions is not None and not restrictions.are_all_open:
-            refused = self._refused_until_s
-            for number in [no for no, until_s in refused.items() if until_s <= now_s]:
-                del refused[number]
-            types = _without(restrictions.without_closed(types), refused)
-            if isinstance(types, Collection) and not isinstance(types, TypesExcept) and not types:
-                return []
-        return self._pages.read_overdue_rows(shard, after, grace_ms, types, limit)
+        if restrictions is None or restrictions.are_all_open:
+            return self._pages.read_overdue_rows(shard, after, grace_ms, types, limit), None
+        refused = self._refused_until_s
+        for number in [no for no, until_s in refused.items() if until_s <= now_s]:
+            del refused[number]
+        types = _without(restrictions.without_closed(types), refused)
+        if isinstance(types, Collection) and not isinstance(types, TypesExcept) and not types:
+            return [], None
+        end = None
+        if refused or restrictions.closed_numbers():
+            end = self._pages.read_due_key(shard, after, grace_ms, ROWS_READ_MAX)
+        return self._pages.read_overdue_rows(shard, after, grace_ms, types, limit, end), end
 
     def _admit_rows(
         self, rows: Sequence[DueRow], most: int, now_s: float

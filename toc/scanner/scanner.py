@@ -15,7 +15,8 @@ from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.service import Service
-from toc.scanner.overdue_page import BEGINNING, OverduePages
+from toc.scanner.overdue_page import OverduePages
+from toc.scanner.overdue_search import BEGINNING, OverdueSearch
 from toc.store.due_pages import PAUSE_FACTOR, SHARDS_PER_QUERY_MAX, DuePages
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,10 @@ class Scanner(Service):
         self._timer_available, self._clock = timer_available, clock
         self._grace_ms, self._tick_s = grace_ms, tick_s
         self._next = 0  # the index of the shard that is checked next for overdue rows
-        # (shard, grace in ms) of the shards in which the last check found overdue rows.
-        self._found: deque[tuple[int, int]] = deque()
-        self._after = BEGINNING  # the last row that was read of the first shard in `_found`
+        self._search = OverdueSearch(pages)
+        # (shard, grace in ms, key of the last row that was read) of the shards in which the last check found
+        # overdue rows.
+        self._found: deque[tuple[int, int, tuple[int, int]]] = deque()
         self._waits_for_permits = False
         # Shards that could not be scanned: they are not checked, and are scanned again after this time.
         self._broken: dict[int, float] = {}
@@ -101,14 +103,12 @@ class Scanner(Service):
             return
         # The round continues: if each change restarted it, the last shards might never be scanned.
         at = self._owned[self._next] if self._next < len(self._owned) else -1
-        first = self._found[0] if self._found else None
         self._owned, self._deputised, self._stretch = self._new_shards.popleft()
         self._next = bisect_left(self._owned, at)
         still = set(self._owned)
         self._broken = {s: until_s for s, until_s in self._broken.items() if s in still}
         self._found = deque(found for found in self._found if found[0] in still)
-        if first not in self._found:
-            self._after = BEGINNING
+        self._search.keep_shards(still)
 
     def _find_overdue_shards(self, grace_ms: int, deputy_grace_ms: int) -> None:
         """Checks the next block of shards and adds those that have overdue rows to `_found`."""
@@ -119,28 +119,36 @@ class Scanner(Service):
         grace = {s: deputy_grace_ms if s in self._deputised else grace_ms for s in block}
         asked = {shard: ms for shard, ms in grace.items() if shard not in self._broken}
         now_s = self._clock.monotonic_s()
-        found = {shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s}
+        mended = [shard for shard in grace if self._broken.get(shard, now_s + 1) <= now_s]
+        found = dict.fromkeys(mended, BEGINNING)
         try:
-            found |= self._pages.find_overdue_shards(asked, self._overdue_pages.closed_numbers())
+            found |= self._search.find_overdue_shards(asked, self._overdue_pages.closed_numbers())
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the database's, or one table's
             self._log_throttle.warning("check", "scanner: shards %s: %s", [*asked], error)
             # Each shard is then scanned separately, which shows the broken shard.
-            found = found.union(asked) if self._pages.database_answers(block[0]) else set()
-        self._found.extend((shard, grace[shard]) for shard in block if shard in found)
-        self._record_check_end(len(block) / len(self._owned) if block else 1.0)
+            is_table = self._pages.database_answers(block[0])
+            found = dict.fromkeys([*found, *asked], BEGINNING) if is_table else {}
+        self._found.extend((shard, grace[shard], found[shard]) for shard in block if shard in found)
+        if self._search.is_behind:  # there are more rows behind those of paused types: no pause
+            self._next -= len(block)
+            self._record_check_end(0.0)
+        else:
+            self._record_check_end(len(block) / len(self._owned) if block else 1.0)
 
     def _record_check_end(self, share: float) -> None:
         self._check_ended_s, self._tick_share = self._clock.monotonic_s(), share
 
     def _scan_first_found_shard(self) -> float:
         """Scans one page of the first shard in `_found`."""
-        shard, grace_ms = self._found[0]
+        shard, grace_ms, after = self._found[0]
         permits = self._overdue_pages.take_page_permits()
         self._waits_for_permits = not permits
         if not permits:
             return NO_PERMITS_S
-        if not self._scan_page_or_log(shard, grace_ms, permits):
-            self._after = BEGINNING
+        last = self._scan_page_or_log(shard, after, grace_ms, permits)
+        if last is not None:
+            self._found[0] = shard, grace_ms, last
+        else:
             self._found.popleft()
             if not self._found:  # if jobs were claimed, the next block may have some too: no pause
                 self._record_check_end(self._share_until_next_check())
@@ -157,15 +165,17 @@ class Scanner(Service):
         # Without the timer only this service finds the jobs that will be admitted then.
         return min(self._tick_share, max(0.0, wait_s) / min(self._tick_s, URGENT_S))
 
-    def _scan_page_or_log(self, shard: int, grace_ms: int, permits: int) -> bool:
-        """Scans one page; True: there may be more rows. A broken shard must not stop other scans."""
+    def _scan_page_or_log(
+        self, shard: int, after: tuple[int, int], grace_ms: int, permits: int
+    ) -> tuple[int, int] | None:
+        """Scans one page. Returns the key of its last row if there may be more rows.
+
+        A broken shard must not stop other scans.
+        """
         began_s = self._clock.monotonic_s()
         try:
-            page = self._overdue_pages.read_overdue_page(
-                shard, self._after, grace_ms, permits, began_s
-            )
+            page = self._overdue_pages.read_overdue_page(shard, after, grace_ms, permits, began_s)
             self._claimed += self._overdue_pages.claim_overdue_page(page)
-            self._after = page.after
         except (StoreUnavailable, SchemaMismatch) as error:
             self._log_throttle.warning("scan", "scanner: shard %d: %s", shard, error)
         except Exception:
@@ -173,9 +183,9 @@ class Scanner(Service):
             metrics.SERVICE_ERRORS.labels(self.name).inc()
         else:
             self._broken.pop(shard, None)
-            return page.has_more
+            return page.after if page.has_more else None
         # A shard that fails slowly (e.g. its table is locked) must not take all of the scanner's time.
         now_s = self._clock.monotonic_s()
         rest = PAUSE_FACTOR if self._pages.database_answers(shard) else 0
         self._broken[shard] = now_s + rest * (now_s - began_s)
-        return False
+        return None

@@ -91,6 +91,27 @@ def read_audit_page(
     ]
 
 
+def find_audit_end(database: Database, until_ms: int) -> int:
+    """An id above those of the entries up to `until_ms`, if times ascend with ids; by bisection.
+
+    Each step reads one row by its id. Raises StoreUnavailable.
+    """
+    its = database.audit.c
+    older, end = (
+        0,
+        (database.scalar(select(its.audit_id).order_by(its.audit_id.desc()).limit(1)) or 0) + 1,
+    )
+    while end - older > 1:
+        middle = (older + end) // 2
+        query = select(its.audit_id, its.audit_time).where(its.audit_id >= middle)
+        rows = database.select(query.order_by(its.audit_id).limit(1))
+        if not rows or rows[0][0] >= end or rows[0][1] > until_ms:
+            end = middle
+        else:
+            older = rows[0][0]
+    return int(end)
+
+
 def delete_old_audit_rows(
     database: Database, after: int, before_ms: int, limit: int
 ) -> tuple[int, int | None]:

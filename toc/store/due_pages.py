@@ -10,7 +10,16 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Dialect, Integer, Select, bindparam, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Dialect,
+    Integer,
+    Select,
+    bindparam,
+    literal_column,
+    or_,
+    select,
+)
 
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
@@ -77,42 +86,104 @@ class DuePages:
         grace_ms: int,
         types: Collection[int] | TypesExcept | None,
         limit: int,
+        end: tuple[int, int] | None = None,
     ) -> list[DueRow]:
         """Live rows whose due time, or lease if they run, ended more than `grace_ms` ago; oldest due first.
 
         The database's clock decides. Leaves out rows that are due only because that clock jumped ahead (see
-        `runtime.server_clock`). `types`: only these type numbers; None: all.
+        `runtime.server_clock`). `types`: only these type numbers; None: all. `end`: the key of the last row
+        that it reads; None: all rows.
         """
-        until_ms = (
-            self._databases.database_of_shard(shard).server_clock.statement_bounds().due_ms
-            - grace_ms
-        )
+        until_ms = self._due_ms(shard) - grace_ms
         overdue = _overdue_conditions(db_now_plus(-grace_ms), until_ms)
+        if end is not None:
+            overdue += (c.due_time <= end[0], or_(c.due_time < end[0], c.job_id <= end[1]))
         return self._read_due_page(shard, after, overdue, types, limit)
 
-    def find_overdue_shards(
-        self, grace_ms: Mapping[int, int], left_out: Collection[int] = ()
-    ) -> set[int]:
-        """The shards with an overdue row of any type but those `left_out`. `grace_ms`: by shard.
+    def find_overdue_shards(self, grace_ms: Mapping[int, int]) -> set[int]:
+        """The shards with an overdue row of any type. `grace_ms`: by shard.
 
         The shards must be in one database, and at most SHARDS_PER_QUERY_MAX.
         """
-        # No filter by type where it can be avoided: the index does not contain the type, so the statement has
-        # to read all overdue rows of the types that are left out.
+        return self._find_shards_with_rows(_OVERDUE, self._overdue_values(grace_ms))
+
+    def find_overdue_shards_after(
+        self,
+        grace_ms: Mapping[int, int],
+        after: Mapping[int, tuple[int, int]],
+        rows_max: int,
+        left_out: Collection[int],
+    ) -> set[int]:
+        """The shards with a row of any type but those `left_out` among the first overdue rows after a key.
+
+        It reads at most `rows_max` rows of each shard: the index does not contain the type.
+        """
+        rows = (
+            select(c.type_no)
+            .where(*_AFTER_KEY, *_OVERDUE_UNTIL)
+            .order_by(c.due_time, c.job_id)
+            .limit(literal_column(str(rows_max)))
+            .subquery()
+        )
+        query = _ONE.select_from(rows).where(rows.c.type_no.not_in(sorted(left_out)))
+        return self._find_shards_with_rows(query, self._overdue_values(grace_ms, after))
+
+    def find_shards_with_rows_behind(
+        self, grace_ms: Mapping[int, int], after: Mapping[int, tuple[int, int]], rows: int
+    ) -> set[int]:
+        """The shards in which `read_due_key` finds a key."""
+        key = (
+            _ONE.where(*_AFTER_KEY, *_DUE_UNTIL)
+            .order_by(c.due_time, c.job_id)
+            .limit(literal_column("1"))
+            .offset(literal_column(str(rows - 1)))
+            .subquery()
+        )
+        query = _ONE.select_from(key)
+        return self._find_shards_with_rows(query, self._overdue_values(grace_ms, after))
+
+    def read_due_key(
+        self, shard: int, after: tuple[int, int], grace_ms: int, rows: int
+    ) -> tuple[int, int] | None:
+        """The key that is `rows` rows after the key `after` in the index, of rows that were due before.
+
+        None: there are fewer rows. It reads the index only.
+        """
+        until_ms = self._due_ms(shard) - grace_ms
+        query = (
+            select(c.due_time, c.job_id)
+            .where(
+                *after_due_key_condition(*after),
+                c.due_time <= db_now_plus(-grace_ms),
+                c.due_time <= until_ms,
+            )
+            .order_by(c.due_time, c.job_id)
+            .limit(1)
+            .offset(rows - 1)
+        )
+        found = self._databases.select(query, shard)
+        return (found[0][0], found[0][1]) if found else None
+
+    def _overdue_values(
+        self,
+        grace_ms: Mapping[int, int],
+        after: Mapping[int, tuple[int, int]] | None = None,
+    ) -> dict[int, dict[str, int]]:
+        """The values of a query of overdue rows, by shard."""
         if not grace_ms:
-            return set()
-        until_ms = (
-            self._databases.database_of_shard(next(iter(grace_ms)))
-            .server_clock.statement_bounds()
-            .due_ms
-        )
-        query = _OVERDUE
-        if left_out:
-            query = query.where(c.type_no.not_in(sorted(left_out)))
-        return self._find_shards_with_rows(
-            query,
-            {shard: {"plus_ms": -ms, "until_ms": until_ms - ms} for shard, ms in grace_ms.items()},
-        )
+            return {}
+        until_ms = self._due_ms(next(iter(grace_ms)))
+        values = {
+            shard: {"plus_ms": -ms, "until_ms": until_ms - ms} for shard, ms in grace_ms.items()
+        }
+        for shard, key in (after or {}).items():
+            if shard in values:
+                values[shard] |= {"after_ms": key[0], "after_id": key[1]}
+        return values
+
+    def _due_ms(self, shard: int) -> int:
+        """The databases' time up to which rows are due, which does not follow a jump of the clock."""
+        return self._databases.database_of_shard(shard).server_clock.statement_bounds().due_ms
 
     def database_answers(self, shard: int) -> bool:
         """Whether the shard's database answers. If it does, a failed read concerns one table only."""
@@ -182,15 +253,14 @@ def _overdue_conditions(*until: Any) -> tuple[ColumnElement[bool], ...]:
 
 _ONE: Select[Any] = select(literal_column("1"))
 _UNTIL = bindparam("until_ms", type_=DatetimeAsMillis)
-_AFTER = _ONE.where(
-    *after_due_key_condition(
-        bindparam("after_ms", type_=DatetimeAsMillis), bindparam("after_id", type_=UInt64)
-    ),
-    c.due_time <= _UNTIL,
+_AFTER_KEY = after_due_key_condition(
+    bindparam("after_ms", type_=DatetimeAsMillis), bindparam("after_id", type_=UInt64)
 )
-_OVERDUE = _ONE.where(
-    *_overdue_conditions(db_now_plus(bindparam("plus_ms", type_=Integer)), _UNTIL)
-)
+_AFTER = _ONE.where(*_AFTER_KEY, c.due_time <= _UNTIL)
+_GRACE_AGO = db_now_plus(bindparam("plus_ms", type_=Integer))
+_DUE_UNTIL = (c.due_time <= _GRACE_AGO, c.due_time <= _UNTIL)
+_OVERDUE_UNTIL = _overdue_conditions(_GRACE_AGO, _UNTIL)
+_OVERDUE = _ONE.where(*_OVERDUE_UNTIL)
 
 
 @lru_cache(maxsize=64)

@@ -91,7 +91,9 @@ def business_id_condition(business: BusinessId) -> ColumnElement[bool]:
 
 def after_due_key_condition(due_ms: Any, job_id: Any) -> tuple[ColumnElement[bool], ...]:
     """Conditions: rows after this key in the index on (due_time, job_id)."""
-    return c.due_time >= due_ms, or_(c.due_time > due_ms, c.job_id > job_id)
+    # `due_time =` is for servers that search the index by it: many rows may have one due time.
+    is_after = or_(c.due_time > due_ms, and_(c.due_time == due_ms, c.job_id > job_id))
+    return c.due_time >= due_ms, is_after
 
 
 def status_from_number(number: int) -> Status:

@@ -174,7 +174,7 @@ class RecurringChains:
         job_id = self.jobs.fresh_id_of_hash(routing_hash_of(business.number))
         new = NewJob(
             job_id, business.number, type_no, due_ms, schedule.attribute, dedup_key, business.text,
-            business.tenant,
+            business.tenant, priority=schedule.priority,
         )  # fmt: skip
         codec = self._codec_of(schedule.biz_type)
         if codec is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from toc.errors import TimerUnavailable
@@ -59,13 +60,11 @@ class ActivityReporter(Service):
         self.report()
         return max(WAIT_S_MIN, (PERIOD_MS - self._clock.wall_ms() % PERIOD_MS) / 1000)
 
-    def stop(self, timeout_s: float = 10.0) -> bool:
-        """Ends the thread; the last counts are sent if Redis answered before."""
-        is_over = super().stop(timeout_s)
-        if is_over and self.is_started and not self._is_away:
-            self._is_away = True  # a second stop sends nothing more
-            self.report()
-        return is_over
+    def _run_until_stopped(self) -> None:
+        super()._run_until_stopped()
+        if not self._is_away:  # the last counts; who stops this waits for them, as long as it likes
+            with suppress(Exception):  # the counts are only of help, and this thread ends
+                self.report()
 
     def report(self) -> None:
         """Sends the new counts and marks, or drops the counts. Blocks as long as Redis may take."""

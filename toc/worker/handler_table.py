@@ -16,6 +16,7 @@ from typing import Any
 
 from toc.domain.declared_type import DeclaredType
 from toc.errors import (
+    InvalidInput,
     NotFound,
     SchemaMismatch,
     SettingsError,
@@ -149,7 +150,24 @@ class HandlerTable:
                 )
                 self._log_once(name, f"codec {spec.codec}", text, name, error)
                 return None
+            self._check_partitions(name, spec.codec)
         return spec
+
+    def _check_partitions(self, name: str, codec: str) -> None:
+        """Logs a limit per field of payloads that the handler's decorator encrypts.
+
+        The command that declared the limit may have known no handler.
+        """
+        declared = self._declared.get(name)
+        try:
+            if declared is not None:
+                declared.check_partitions_are_plain(codec)
+        except InvalidInput as error:
+            text = (
+                "the limit of biz_type %r is declared for each partition, but holds for all its jobs "
+                "together: %s: declare the limit per biz_id or tenant, or leave out the codec"
+            )
+            self._log_once(name, f"per with codec {codec}", text, name, error)
 
     def _find_spec(self, name: str) -> HandlerSpec | None:
         if name in self._declared.faults:

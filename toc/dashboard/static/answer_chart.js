@@ -1,6 +1,11 @@
 // Draws the answer of a query as lines: the columns of numbers over the column of times or numbers.
 "use strict";
 
+// In pixels: the labels of large numbers are long.
+function widthOfLabels(chart, labels) {
+  return Math.max(50, 20 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
+}
+
 function drawAnswer() {
   const place = document.getElementById("chart");
   const table = document.getElementById("answer");
@@ -24,7 +29,7 @@ function drawAnswer() {
   const data = columns.map((_, number) => points.map((point) => point[number]));
   const options = {
     width: Math.max(280, place.clientWidth - 32), height: 280, ms: 1, scales: { x: { time: isTime } },
-    axes: [axis, axis], series: [{ label: names[columns[0]] }, ...series],
+    axes: [axis, { ...axis, size: widthOfLabels }], series: [{ label: names[columns[0]] }, ...series],
   };
   const chart = new uPlot(options, data, place);
   new ResizeObserver(() => chart.setSize({ width: Math.max(280, place.clientWidth - 32), height: 280 })).observe(place);

@@ -28,6 +28,7 @@ function drawMarks(plot, marks, colour) {
   ctx.strokeStyle = ctx.fillStyle = colour;
   ctx.setLineDash([3 * rem, 3 * rem]);
   ctx.lineWidth = rem;
+  ctx.textAlign = "left";
   ctx.font = `${11 * rem}px system-ui, sans-serif`;
   marks.forEach((mark, place) => {
     const x = plot.valToPos(mark.at, "x", true);
@@ -43,6 +44,11 @@ function drawMarks(plot, marks, colour) {
   ctx.restore();
 }
 
+// With room above the lines, for the words of marks.
+function powersAround(_, low, high) {
+  return [10 ** Math.floor(Math.log10(low)), 10 ** (Math.ceil(Math.log10(high)) + 0.7)];
+}
+
 function drawChart(element) {
   const known = drawn.get(element);
   const width = element.clientWidth;
@@ -53,9 +59,11 @@ function drawChart(element) {
   const figure = element.closest("figure");
   const isSeconds = chart.scale === "seconds";
   const format = isSeconds ? formatSeconds : formatCount;
-  const clock = new Intl.DateTimeFormat(document.documentElement.lang, { hour: "2-digit", minute: "2-digit" });
+  const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit" });
   const quiet = colourOf(figure, "figcaption");
   const line = { stroke: quiet, grid: { stroke: quiet, width: 0.25 }, ticks: { stroke: quiet, width: 0.25 } };
+  // Of a logarithmic scale only the powers of ten have a line.
+  const powers = { ...line.grid, filter: (_, values) => values.map((value) => (Number.isInteger(Math.log10(value)) ? value : null)) };
   const hasValues = chart.series.some((each) => each.values.some((value) => value !== null));
   const readout = document.createElement("p");
   readout.className = "readout quiet";
@@ -69,10 +77,10 @@ function drawChart(element) {
     height: CHART_HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
-    scales: { y: isSeconds ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.1 : 1] } },
+    scales: { y: isSeconds ? { distr: 3, range: powersAround } : { range: (_, low, high) => [0, high > 0 ? high * 1.4 : 1] } },
     axes: [
       { ...line, values: (_, times) => times.map((time) => clock.format(time * 1000)) },
-      { ...line, size: 64, values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
+      { ...line, grid: isSeconds ? powers : line.grid, size: 64, values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
     ],
     series: [
       {},

@@ -15,18 +15,18 @@ function colorOf(name) {
   return color;
 }
 
-function seriesOf(line) {
+function seriesOf(line, isStepped) {
   const name = COLORS[line.kind] || TYPE_COLORS[Number(line.kind.slice(4))];
   const isDashed = line.kind === "can" || line.kind === "what-if";
   return {
     label: line.label, stroke: colorOf(name), width: line.kind === "due" ? 2 : 1.5, spanGaps: false,
     dash: isDashed ? [6, 4] : undefined, points: { show: false },
     fill: line.kind === "due" ? colorOf("--fill") : undefined,
-    paths: line.kind === "late" ? undefined : uPlot.paths.stepped({ align: 1 }),
+    paths: isStepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
   };
 }
 
-function drawChart(place, edges, lines) {
+function drawChart(place, time, edges, { unit, lines }) {
   const day = edges.length > 2 && edges[2] - edges[1] >= 86400;
   const language = document.documentElement.lang;
   const format = new Intl.DateTimeFormat(language, day
@@ -38,10 +38,13 @@ function drawChart(place, edges, lines) {
   const data = [edges, ...lines.map(({ values }) => [...values, values[values.length - 1]])];
   new uPlot({
     width: Math.max(280, place.clientWidth), height: 260,
-    series: [{ value: (_, at) => at == null ? "-" : full.format(new Date(at * 1000)) }, ...lines.map(seriesOf)],
+    series: [
+      { label: time, value: (_, at) => at == null ? "-" : full.format(new Date(at * 1000)) },
+      ...lines.map((line) => seriesOf(line, lines[0].kind === "due")),
+    ],
     axes: [
       { ...axis, values: (_, times) => times.map((at) => format.format(new Date(at * 1000))) },
-      { ...axis, values: (_, values) => values.map((value) => number.format(value)), size: 60 },
+      { ...axis, values: (_, values) => values.map((value) => number.format(value)), size: 60, label: unit, labelSize: 22 },
     ],
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
   }, data, place);
@@ -50,10 +53,10 @@ function drawChart(place, edges, lines) {
 function drawCharts() {
   const card = document.querySelector("[data-chart]");
   if (!card || typeof uPlot === "undefined") return;
-  const { edges, charts } = JSON.parse(card.dataset.chart);
+  const { time, edges, charts } = JSON.parse(card.dataset.chart);
   const place = card.querySelector(".plots");
   place.replaceChildren();
-  for (const lines of charts) drawChart(place, edges, lines);
+  for (const chart of charts) drawChart(place, time, edges, chart);
 }
 
 document.addEventListener("htmx:after:swap", drawCharts);
