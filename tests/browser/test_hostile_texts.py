@@ -17,6 +17,7 @@ from tests.browser.refreshing import refresh
 from tests.browser.world import AT_ONCE, HOUR, ORDER, PARCEL, Shop, shown_pages
 from tests.dashboard.site_world import token_of
 from toc.access.tokens import TokenStore
+from toc.dashboard.texts import texts_of
 from toc.domain.argument_checks import ACTOR_CHARS_MAX, DEDUP_KEY_CHARS_MAX
 
 BIZ_ID = "<img src=x onerror=window.__xss=1>\"'{{7*7}}"
@@ -153,7 +154,7 @@ def test_hostile_keys(shop: Shop, page: Page, hostile_jobs: HostileJobs) -> None
     while True:
         check_markup(page)
         unseen &= set(missing(page, sorted(unseen)))
-        older = page.get_by_role("link", name="Older jobs")
+        older = page.get_by_role("link", name=texts_of("en")["further_jobs"])
         if not older.count():
             break
         with page.expect_navigation():

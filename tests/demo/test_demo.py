@@ -65,6 +65,7 @@ def test_a_short_demo(environment: Mapping[str, str], tmp_path: Path) -> None:
     assert process.returncode == 0, first + said
     assert now.status_code == 200
     assert "order.close" in types.text
+    assert "/pause" not in types.text  # a change by a person would break the check
     assert figure("scheduled", said) == 300
     ends = {name: figure(name, said) for name in ("done", "cancelled", "dead")}
     assert sum(ends.values()) == 300
