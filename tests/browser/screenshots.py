@@ -7,6 +7,7 @@ another type; for the last picture Redis is away.
 from __future__ import annotations
 
 import io
+import math
 import secrets
 import sys
 import tempfile
@@ -49,6 +50,7 @@ FOLDER = Path(__file__).parents[2] / "docs/images/dashboard"
 BYTES_MAX = 60_000
 COLOURS = (256, 128, 64, 32, 16)
 GAP = 20
+CHARTED_S = 300  # the charts of the page Now begin with the first full minute
 MAIL, INVOICE = "mail.send", "invoice.send"
 ALL = ("schedule", "cancel", "consume", "read", "operate", "admin")
 ERRORS = (  # as texts: a traceback would show the folders of this machine
@@ -161,6 +163,13 @@ def run_shop(site: Site, journal: Journal) -> tuple[str, int]:
         center.recur(name, cron=rule, tz="Asia/Shanghai", biz_type=MAIL, attribute={"number": 1})
     center.recur("close-stale-carts", every=timedelta(hours=6), biz_type=ORDER)
     center.recurring.pause("stock-count", reason="moving the warehouse")
+    center.schedule_many(
+        {
+            "biz_id": f"CART-{n}", "biz_type": ORDER, "attribute": {"fails": 0},
+            "action_time": timedelta(seconds=after_s),
+        }
+        for n, after_s in enumerate(due_in_the_next_hour())
+    )  # fmt: skip
     for n in range(8):
         center.schedule(f"INV-{n}", -timedelta(minutes=4), biz_type=INVOICE)
     press(site, named[0], f"/ui/types/{COUPON}/pause", delay="PT4H", reason="coupon service away")
@@ -171,6 +180,16 @@ def run_shop(site: Site, journal: Journal) -> tuple[str, int]:
     audit = site.server.backend.access.audit
     wait_until(lambda: not audit.waiting, "the entries in the audit")
     return named[0], shown
+
+
+def due_in_the_next_hour() -> list[int]:
+    """When orders time out, in seconds from now: 100 a minute, and three times as many after half an hour."""
+    per_minute = (100 + round(200 * math.exp(-(((minute - 32) / 6) ** 2))) for minute in range(60))
+    return [
+        60 * minute + 60 * n // count
+        for minute, count in enumerate(per_minute)
+        for n in range(count)
+    ]
 
 
 def press(site: Site, token: str, path: str, **fields: str) -> None:
@@ -240,9 +259,11 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
 
 def show(page: Page, path: str) -> bool:
     """Opens a page, and waits until it shows the late jobs. False: there is no such page in this scene."""
-    answer = page.goto(f"{path}?biz_id=ORDER-2026-000010" if path == "/ui/jobs" else path)
+    questions = {"/ui/jobs": "?biz_id=ORDER-2026-000010", "/ui/forecast": "?capacity=3"}
+    answer = page.goto(path + questions.get(path, ""))
     if path == "/ui/":
         page.wait_for_selector("h1.late")
+        page.wait_for_selector(".chart canvas", timeout=CHARTED_S * 1000)
     return answer is not None and answer.ok
 
 

@@ -29,9 +29,9 @@ function seriesOf(line, isStepped) {
 function drawChart(place, time, edges, { unit, lines }) {
   const day = edges.length > 2 && edges[2] - edges[1] >= 86400;
   const language = document.documentElement.lang;
-  const format = new Intl.DateTimeFormat(language, day
-    ? { month: "short", day: "numeric" } : { hour: "2-digit", minute: "2-digit" });
-  const full = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "short" });
+  const format = day ? new Intl.DateTimeFormat(language, { month: "short", day: "numeric" })
+    : new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit" });
+  const full = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "short" });
   const axis = { stroke: colorOf("--quiet"), grid: { stroke: colorOf("--line"), width: 1 } };
   const number = new Intl.NumberFormat(language, { notation: "compact" });
   // Each line goes on to the end of the last step.
