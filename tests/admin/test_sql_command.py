@@ -267,7 +267,7 @@ class Hurrying(SystemClock):
 
 
 def test_time_is_limited(sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toc.cli.sql.SystemClock", Hurrying)
+    monkeypatch.setattr("toc.admin.query_run.SystemClock", Hurrying)
     code, out, err = sql("SELECT COUNT(*) FROM toc_jobs", "--whole-timeout", 50)
     assert (code, out) == (1, "")
     assert re.fullmatch(

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_S_MIN, AGAIN_S_MAX = 0.2, 5.0
 IDLE_S = 3600.0  # a new reminder to retry wakes the service earlier
+_REDIS_IMPORT = threading.Lock()
 
 
 _TopicSlot = tuple[str, int]
@@ -55,7 +56,9 @@ class ReminderQueue(Service):
         """
         with self._lock:
             if self._reminders is None:
-                from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
+                # The modules of redis import each other: a second thread would find them half made.
+                with _REDIS_IMPORT:
+                    from toc.timer.reminders import Reminders  # noqa: PLC0415 - far jobs do without redis
 
                 self._reminders = Reminders.from_settings(self._settings, self._clock)
             return self._reminders

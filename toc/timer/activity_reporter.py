@@ -75,10 +75,10 @@ class ActivityReporter(Service):
                 self._waiting.append(mark)
         if not (counts or self._waiting or self._is_node):
             return
-        from toc.timer.activity import REPORTS, ActivityStore  # noqa: PLC0415 - clients start without redis
-
         try:
-            server = self._open_server()
+            server = self._open_server()  # imports redis if nobody has: never two threads at once
+            from toc.timer.activity import REPORTS, ActivityStore  # noqa: PLC0415 - clients start without redis
+
             store = ActivityStore(server, self._namespace)
             # The counts are of the last period: the middle of it lies in their minute.
             minute = (server.read_time_ms() - PERIOD_MS // 2) // MINUTE_MS
