@@ -98,6 +98,21 @@ def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
     assert [row[2] for row in world.audit("mass_changes.stop")] == ["stopping"]
 
 
+def test_a_change_that_looks_interrupted_and_goes_on_can_be_stopped(
+    world: MassWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = world.make_dead(40)
+    change_id = world.started(world.count(), rate_per_s=2)
+    with monkeypatch.context() as patch, world.client(1) as client:
+        patch.setattr(mass_change_rows, "SILENT_MS", -60_000)  # as if the clock had jumped
+        seen = world.show(change_id)
+        assert (seen["state"], seen["cause"]) == ("interrupted", "silent")
+        assert client.post(f"/v1/mass_changes/{change_id}:stop").status_code == 200
+    change = world.wait_for(change_id)
+    assert (change["state"], change["changed"]) == ("stopped", len(ids) - len(world.dead_of(ids)))
+    assert change["changed"] < 40
+
+
 def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
     world: MassWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
