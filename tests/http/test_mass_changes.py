@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from tests.cli.processes import Process
 from tests.http.mass_world import MassWorld, open_mass_world
@@ -18,6 +22,7 @@ from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.mass_jobs import choose_mass_jobs, make_request
 from toc.domain.mass_change import JobSelection
 from toc.store import mass_change_rows
+from toc.store.mass_change_rows import MassChange, insert_mass_change
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +283,32 @@ def test_at_most_so_many_run_at_once(world: MassWorld) -> None:
     for change_id in running:
         assert world.wait_for(change_id)["state"] == "stopped"
     assert world.wait_for(world.started(world.count()))["state"] == "done"
+
+
+def test_the_first_changes_of_all_count_each_other(
+    world: MassWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin while the table has no row that could be locked."""
+    together = threading.Barrier(2)
+
+    def insert_together(table: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):  # the one that is repeated comes alone
+            together.wait(2)
+        return insert(table)
+
+    monkeypatch.setattr(mass_change_rows, "insert", insert_together)
+    database = world.servers[0].backend.databases[0]
+
+    def begin(change_id: str) -> bool:
+        change = MassChange(
+            change_id, "redrive", "mail", None, "{}", 1, 1, 0, 0, "running", None, None, "somebody",
+            "INC-7", 0, 0,
+        )  # fmt: skip
+        return insert_mass_change(database, change, running_max=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(begin, ["one", "two"])) == [False, True]
+    assert len(world.rows("SELECT mass_change_id FROM toc_mass_change")) == 1
 
 
 def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
