@@ -76,6 +76,32 @@ def test_a_row_before_the_passed_rows_is_found_later(library: Library, shard: in
     assert ids_after(library, found) == [first]
 
 
+def test_a_few_passed_rows_in_each_shard_are_checked_in_one_call(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = library.databases[0].shards
+    monkeypatch.setattr(module, "ROWS_READ_MAX", len(shards) * STEP)
+    of_shard = {library.shard(library.new(biz_id).job_id): biz_id for biz_id in range(50)}
+    businesses = {shard: of_shard[shard] for shard in shards}
+    library.insert(
+        *(
+            library.new(biz_id, -1 - n, type_no=library.report_no)
+            for biz_id in businesses.values()
+            for n in range(STEP)
+        )
+    )
+    search = OverdueSearch(library.pages)
+    grace_ms = dict.fromkeys(shards, 0)
+    assert search.find_overdue_shards(grace_ms, [library.report_no]) == {}
+    assert search.is_behind
+    assert search.find_overdue_shards(grace_ms, [library.report_no]) == {}
+    assert not search.is_behind
+    for biz_id in businesses.values():
+        library.pending(biz_id, in_ms=-PAUSED)
+    found = search.find_overdue_shards(grace_ms, [library.report_no])
+    assert found == dict.fromkeys(shards, BEGINNING)
+
+
 def test_rows_of_a_type_that_is_resumed_are_found(library: Library, shard: int) -> None:
     search = OverdueSearch(library.pages)
     assert find(search, library, shard) == {}

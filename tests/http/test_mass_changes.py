@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import insert
 
 from tests.cli.processes import Process
 from tests.http.mass_world import MassWorld, open_mass_world
@@ -18,6 +22,7 @@ from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.mass_jobs import choose_mass_jobs, make_request
 from toc.domain.mass_change import JobSelection
 from toc.store import mass_change_rows
+from toc.store.mass_change_rows import MassChange, insert_mass_change
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,21 @@ def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
     wait_until(lambda: world.audit("mass_changes.end"), "the entry of the end")
     assert [row[1:] for row in world.audit("mass_changes.end")] == [(change["changed"], "stopped")]
     assert [row[2] for row in world.audit("mass_changes.stop")] == ["stopping"]
+
+
+def test_a_change_that_looks_interrupted_and_goes_on_can_be_stopped(
+    world: MassWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = world.make_dead(40)
+    change_id = world.started(world.count(), rate_per_s=2)
+    with monkeypatch.context() as patch, world.client(1) as client:
+        patch.setattr(mass_change_rows, "SILENT_MS", -60_000)  # as if the clock had jumped
+        seen = world.show(change_id)
+        assert (seen["state"], seen["cause"]) == ("interrupted", "silent")
+        assert client.post(f"/v1/mass_changes/{change_id}:stop").status_code == 200
+    change = world.wait_for(change_id)
+    assert (change["state"], change["changed"]) == ("stopped", len(ids) - len(world.dead_of(ids)))
+    assert change["changed"] < 40
 
 
 def test_a_killed_replica_leaves_an_interrupted_change_that_is_started_again(
@@ -263,6 +283,32 @@ def test_at_most_so_many_run_at_once(world: MassWorld) -> None:
     for change_id in running:
         assert world.wait_for(change_id)["state"] == "stopped"
     assert world.wait_for(world.started(world.count()))["state"] == "done"
+
+
+def test_the_first_changes_of_all_count_each_other(
+    world: MassWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both begin while the table has no row that could be locked."""
+    together = threading.Barrier(2)
+
+    def insert_together(table: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):  # the one that is repeated comes alone
+            together.wait(2)
+        return insert(table)
+
+    monkeypatch.setattr(mass_change_rows, "insert", insert_together)
+    database = world.servers[0].backend.databases[0]
+
+    def begin(change_id: str) -> bool:
+        change = MassChange(
+            change_id, "redrive", "mail", None, "{}", 1, 1, 0, 0, "running", None, None, "somebody",
+            "INC-7", 0, 0,
+        )  # fmt: skip
+        return insert_mass_change(database, change, running_max=1)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(begin, ["one", "two"])) == [False, True]
+    assert len(world.rows("SELECT mass_change_id FROM toc_mass_change")) == 1
 
 
 def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:

@@ -9,9 +9,12 @@ import pytest
 
 from tests.contract.library import Library
 from tests.integration.test_poller import Recording
+from toc.runtime.admission import AdmissionChain
 from toc.scanner import fallback as module
+from toc.scanner import overdue_search
 from toc.scanner.fallback import WASTE, FallbackScanner
 from toc.scanner.overdue_page import OverduePages
+from toc.worker.gate import Gate, ScannedTypes
 
 GRACE_MS, PERIOD_S = 70_000, 30.0
 
@@ -26,14 +29,20 @@ def sink() -> Recording:
 @pytest.fixture
 def make(small_library: Library, sink: Recording) -> Make:
     def made(
-        *, start_at: int = 0, page_rows: int = 500, types: Any = lambda: None
+        *,
+        start_at: int = 0,
+        page_rows: int = 500,
+        types: Any = lambda: None,
+        restrictions: Any = None,
     ) -> FallbackScanner:
         return FallbackScanner(
             "toc-fallback-test",
             small_library.pages,
-            OverduePages(0, small_library.pages, sink, sink.inbox(0), types, page_rows),
+            OverduePages(
+                0, small_library.pages, sink, sink.inbox(0), types, page_rows, restrictions
+            ),
             0, small_library.databases[0].shards, small_library.clock, start_at=start_at,
-            grace_ms=GRACE_MS, period_s=PERIOD_S,
+            grace_ms=GRACE_MS, period_s=PERIOD_S, are_limits_in_parts=lambda: True,
         )  # fmt: skip
 
     return made
@@ -187,3 +196,23 @@ def test_more_shards_than_one_statement_takes(
     jobs = overdue_jobs(small_library)
     one_round(small_library, make())
     assert set(sink.ids) == set(jobs)
+
+
+def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_claimed(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for jobs of other types has passed over the limited ones."""
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    limited = [library.pending(42, type_no=library.report_no) for _ in range(10)]
+    library.clock.advance(1)
+    library.pending(42)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    gate = Gate()
+    gate.set_limits({"report": AdmissionChain([])})
+    names = library.database_metadata.types.known.names
+    fallback = make(
+        types=lambda: [library.report_no], restrictions=ScannedTypes(gate, lambda: names)
+    )
+    one_round(library, fallback)
+    assert sorted(sink.ids) == sorted(limited)

@@ -127,9 +127,13 @@ class FallbackScanner(Service):
         limited = self._overdue_pages.limited_numbers()
         if limited and self._are_limits_in_parts():
             left_out = (restricted - limited) | self._overdue_pages.closed_numbers()
-            known = {shard for shard, _ in self._found} | self._scanned
+            keys = dict(self._found)
             more = self._find_in_all_shards(self._search_of_limited, left_out)
-            self._found.extend(each for each in more.items() if each[0] not in known)
+            for shard, key in more.items():
+                if shard not in self._scanned:
+                    # The other search may have passed over rows of limited types.
+                    keys[shard] = min(key, keys.get(shard, key))
+            self._found = deque(keys.items())
 
     def _find_in_all_shards(
         self, search: OverdueSearch, left_out: Collection[int]

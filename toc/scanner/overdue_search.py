@@ -4,7 +4,7 @@ The index of due rows has no type. A check that reads all overdue rows of a paus
 read a backlog of millions again and again. So the search remembers for each shard a key of the index up to
 which it has found rows of paused types only, and a check begins after this key. A row before the key may
 become overdue later: the lease of a lost job ends, or a job is scheduled for a past time. A second check, of
-one step a call, finds such rows: it goes through all that was passed, shard after shard.
+as many rows a call, finds such rows: it goes through all that was passed, in several shards at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class OverdueSearch:
     def __init__(self, pages: DuePages) -> None:
         self._pages = pages
         self._left_out: frozenset[int] = frozenset()
-        # By shard. The first shard is checked again next; then it becomes the last one.
+        # By shard. The first shards are checked again next; then they become the last ones.
         self._passed: dict[int, PassedRows] = {}
         self.is_behind = False
         """Whether the last call has left rows unread: call `find_overdue_shards` again soon."""
@@ -85,14 +85,19 @@ class OverdueSearch:
         return bool(long)
 
     def _check_passed_rows_again(self, grace_ms: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Checks one step of the rows that were passed in one of the shards. Returns what was found."""
-        shard = next((each for each in self._passed if each in grace_ms), None)
-        if shard is None:
+        """Checks one step of the rows that were passed, in several shards. Returns what was found."""
+        shards = [each for each in self._passed if each in grace_ms][:SHARDS_PASSED_MAX]
+        if not shards:
             return {}
-        passed, mine = self._passed.pop(shard), {shard: grace_ms[shard]}
-        after = {shard: passed.checked}
-        found = self._pages.find_overdue_shards_after(mine, after, ROWS_READ_MAX, self._left_out)
-        end = self._pages.read_due_key(shard, passed.checked, mine[shard], ROWS_READ_MAX)
-        is_whole = end is None or end >= passed.end
-        self._passed[shard] = passed._replace(checked=BEGINNING if is_whole or end is None else end)
-        return after if found else {}
+        mine = {shard: grace_ms[shard] for shard in shards}
+        after = {shard: self._passed[shard].checked for shard in shards}
+        step = ROWS_READ_MAX // len(shards)
+        found = self._pages.find_overdue_shards_after(mine, after, step, self._left_out)
+        long = self._pages.find_shards_with_rows_behind(mine, after, step)
+        for shard in shards:
+            passed = self._passed.pop(shard)
+            is_long, key = shard in long, after[shard]
+            end = self._pages.read_due_key(shard, key, mine[shard], step) if is_long else None
+            checked = BEGINNING if end is None or end >= passed.end else end
+            self._passed[shard] = passed._replace(checked=checked)
+        return {shard: after[shard] for shard in shards if shard in found}

@@ -64,6 +64,10 @@ class Beat(NamedTuple):
     stop_actor: str | None
 
 
+class _TooManyError(Exception):
+    """So many changes run that the insert is rolled back."""
+
+
 def insert_mass_change(
     database: Database, change: MassChange, running_max: int, rows_max: int = ROWS_MAX
 ) -> bool:
@@ -75,25 +79,30 @@ def insert_mass_change(
 
     def insert_row(connection: Connection) -> bool:
         database.lock_sqlite_file(connection)
-        # The lock makes changes that begin at the same time count each other.
-        query = _select_newest(database).with_for_update()
-        rows = [_from_row(row) for row in connection.execute(query)]
-        if any(row.mass_change_id == change.mass_change_id for row in rows):
+        is_this = table.c.mass_change_id == change.mass_change_id
+        if connection.execute(select(table.c.mass_change_id).where(is_this)).first():
             return True  # the answer of the first try was lost
-        if sum(row.state == "running" for row in rows) >= running_max:
-            return False
-        ended = [row.mass_change_id for row in rows if row.state != "running"]
-        surplus = len(rows) + 1 - rows_max
-        if surplus > 0 and ended:
-            old = ended[-surplus:]
-            connection.execute(delete(table).where(table.c.mass_change_id.in_(old)))
         values = dict(zip(COLUMNS, change, strict=True))
         connection.execute(
             insert(table).values(values | {"begin_time": db_now(), "beat_time": db_now()})
         )
+        # The lock makes changes that begin at the same time count each other. It comes after the insert: the
+        # first two changes of all would find no row to lock.
+        query = _select_newest(database).with_for_update()
+        rows = [_from_row(row) for row in connection.execute(query)]
+        if sum(row.state == "running" for row in rows) > running_max:
+            raise _TooManyError
+        ended = [row.mass_change_id for row in rows if row.state != "running"]
+        surplus = len(rows) - rows_max
+        if surplus > 0 and ended:
+            old = ended[-surplus:]
+            connection.execute(delete(table).where(table.c.mass_change_id.in_(old)))
         return True
 
-    return database.run_transaction(insert_row)
+    try:
+        return database.run_transaction(insert_row)
+    except _TooManyError:
+        return False
 
 
 def read_mass_changes(database: Database, limit: int) -> list[MassChange]:
