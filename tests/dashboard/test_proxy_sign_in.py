@@ -171,6 +171,28 @@ def test_payloads_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
             assert client.get(f"/v1/jobs/{job_id}").json()["payload"] == {"card": "4111"}
 
 
+def test_a_schedule_tells_the_payload_of_a_masked_type_to_admins_alone(tmp_path: Path) -> None:
+    with open_site(tmp_path, web={"masked_types": ["mail"]}) as site:
+        admin, reader = token_of(site), token_of(site, scopes=("read", "operate"))
+        body = {"biz_type": "mail", "cron": "0 3 * * *", "payload": {"card": "4111"}}
+        with open_client(site.server.url, admin) as client:
+            made = client.put("/v1/recurring/nightly", json=body)
+            assert made.json()["payload"] == {"card": "4111"}, made.text
+            plain = body | {"biz_type": "shop.close"}
+            assert client.put("/v1/recurring/plain", json=plain).status_code == 200
+            assert client.get("/v1/recurring/nightly").json()["masked"] is False
+        with open_client(site.server.url, reader) as client:
+            answers = [
+                client.get("/v1/recurring/nightly"),
+                client.post("/v1/recurring/nightly:pause"),
+                client.post("/v1/recurring/nightly:resume"),
+            ]
+            listed = client.get("/v1/recurring").json()["recurring"]
+        for each in (*(answer.json() for answer in answers), listed[0]):
+            assert (each["payload"], each["masked"]) == ({}, True)
+        assert (listed[1]["payload"], listed[1]["masked"]) == ({"card": "4111"}, False)
+
+
 def test_errors_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
     with open_site(tmp_path, web={"masked_types": ["mail"]}) as site:
         reader = Caller("a" * 12, "r", frozenset({"read"}), ("*",), None)
