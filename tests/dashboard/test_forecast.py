@@ -138,7 +138,7 @@ def test_the_most_that_was_done_is_the_capacity_unless_one_is_given() -> None:
 
 
 def test_a_measured_capacity_is_only_a_hint(
-    admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    site: Site, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(admin)
     look = DueReader.look
@@ -152,6 +152,12 @@ def test_a_measured_capacity_is_only_a_hint(
     assert "More is due than was ever done in the last 24 hours" in page
     assert "at most 30 were done in a minute" in page
     assert '<td class="number">12</td>' in page
+    with site.visitor(token_of(site, biz_types=("ma*",))) as viewer:
+        assert '<td class="number">12</td>' in show(viewer)
+    with site.visitor(token_of(site, tenant="acme")) as tenant:  # the number is that of all tenants
+        page_of_tenant = show(tenant)
+    assert ">mail</a>" in page_of_tenant
+    assert '<td class="number">12</td>' not in page_of_tenant
     assert "at most 30 were done in a minute" not in show(admin, capacity="1000")
 
 

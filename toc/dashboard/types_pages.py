@@ -67,9 +67,13 @@ async def _read_pauses(visit: Visit) -> dict[str, dict[str, Any]]:
 
 
 async def _read_uses(visit: Visit, names: Collection[str]) -> dict[str, TypeLimitUse]:
-    """How far the limits of these types are used now."""
+    """How far the limits of these types are used now: by all tenants, so one tenant does not see it."""
     declared = declared_types(visit.backend)
-    found = {name: declared[name].limit_terms for name in names if name in declared}
+    found = {
+        name: declared[name].limit_terms
+        for name in names
+        if name in declared and is_allowed(visit.person, "read", name, None)
+    }
     terms = {name: each for name, each in found.items() if each is not None}
     if not terms:
         return {}
