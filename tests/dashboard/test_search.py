@@ -97,6 +97,8 @@ def test_pending_jobs_are_paged_by_due_time(site: Site) -> None:
         assert walk(other, status="pending", **{"from": since}) == wanted[1::2]
     with site.visitor(token_of(site, tenant="acme")) as tenant:
         assert walk(tenant, status="pending", **{"from": since}) == []
+        query = {"status": "pending", "from": since}
+        assert "Jobs looked at" not in tenant.get("/ui/jobs", params=query).text
         job_id = site.center.schedule("a", FAR, biz_type="mail", tenant="acme")
         assert walk(tenant, status="pending", **{"from": since}) == [str(job_id)]
 

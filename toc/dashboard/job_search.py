@@ -43,7 +43,7 @@ class JobList:
     """A page of jobs. refused: the name of the text that says which field to add; "": it was not refused.
 
     by: the time that orders the jobs. following: the fields of the next page; None: there is none. read: how
-    many jobs were looked at; None: exactly those that are shown.
+    many jobs were looked at; None: exactly those that are shown, or it is not for this person.
     """
 
     jobs: Sequence[Mapping[str, Any]] = ()
@@ -184,7 +184,9 @@ async def _list_range(visit: Visit, query: Mapping[str, str], search: JobSearch)
         }
         for job in found
     ]  # fmt: skip
-    return JobList(shown, by, following, sum(page.read for page in pages))
+    # The number is that of all types and tenants.
+    read = sum(page.read for page in pages) if is_allowed(caller, "read", None, None) else None
+    return JobList(shown, by, following, read)
 
 
 # ---- fields

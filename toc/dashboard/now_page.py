@@ -37,7 +37,7 @@ async def show_now(visit: Visit) -> Response:
     html = render(
         visit, "now.html", overview=overview, headline=headline, is_old=is_old(visit, overview),
         parts=readable_parts(person, overview), activity=view,
-        has_timer=visit.backend.settings.has_timer,
+        has_timer=visit.backend.settings.has_timer, sees_all=may_read(None),
     )  # fmt: skip
     return HTMLResponse(html)
 
