@@ -73,6 +73,16 @@ def test_the_header_of_the_person_counts_only_for_pages(proxied: Site) -> None:
         assert client.get("/v1/types", headers=ALICE).status_code == 401
 
 
+def test_a_person_of_a_proxy_on_this_machine_is_no_program_here(tmp_path: Path) -> None:
+    # The proxy connects from loopback, and its call may have no other header that tells it from a program's.
+    with open_site(tmp_path, web=proxy_settings("127.0.0.1")) as site:
+        with open_client(site.server.url) as client:
+            assert client.get("/v1/types", headers=ALICE).status_code == 401
+            assert client.post("/v1/all:pause", headers=ALICE).status_code == 401
+            assert client.get("/v1/types").status_code == 200
+        assert not site.center.pauses()
+
+
 @pytest.mark.parametrize(
     "headers",
     [
