@@ -64,12 +64,14 @@ async def list_jobs(visit: Visit, query: Mapping[str, str], types: Sequence[str]
         raise InvalidInput("from", query["from"], "must not be later than until")
     status = _parse_status(query.get("status"))
     if query.get("biz_id"):
-        return await _list_business(visit, query, types, status, range(from_ms, until_ms + 1))
+        async with visit.backend.searches:
+            return await _list_business(visit, query, types, status, range(from_ms, until_ms + 1))
     search = JobSearch(
         _order_of_filter(query), from_ms, until_ms, _parse_key(query.get("after")), status,
         check_biz_type(query["type"]) if query.get("type") else None, _parse_error(query),
     )  # fmt: skip
-    return await _list_range(visit, query, search)
+    async with visit.backend.searches:
+        return await _list_range(visit, query, search)
 
 
 def find_refusal(query: Mapping[str, str]) -> str:
