@@ -110,6 +110,12 @@ def test_a_limit_and_a_pause_are_tried(site: Site, admin: httpx.Client) -> None:
     assert not site.center.pauses()  # it was only a question
 
 
+def test_a_pause_beyond_the_last_year_is_only_a_question(admin: httpx.Client) -> None:
+    page = show(admin, type="mail", pause_until="9999-12-31T23:59-14:00")
+    assert "mail is paused until" in page
+    assert "9999-12-31 23:59 UTC" in page
+
+
 def test_limits_and_pauses_that_hold_types_back(site: Site) -> None:
     declared = {
         "mail": DeclaredType("mail", rate="120/m"),
