@@ -136,7 +136,7 @@ def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Pat
     with open_site(tmp_path, web={"dashboard_read_only": True}) as site:
         job_id = site.center.schedule(1, HOUR, biz_type="mail")
         with site.visitor(token_of(site)) as visitor:
-            for path in (f"/ui/jobs/{job_id}", "/ui/types", "/ui/recurring"):
+            for path in (f"/ui/jobs/{job_id}", "/ui/types", "/ui/types/mail", "/ui/recurring"):
                 page = visitor.get(path).text
                 assert "Read-only" in page
                 forms = [it for tag, it in Elements(page).found if tag == "form"]

@@ -51,11 +51,13 @@ async def show_type(visit: Visit) -> Response:
     )
     topic = visit.backend.settings.topic_of_biz_type(name)
     targets = (TYPE_PREFIX + name, TOPIC_PREFIX + topic, ALL)
+    may = {scope for scope in ("operate", "admin") if is_allowed(caller, scope, name, None)}
+    if visit.backend.settings.web.dashboard_read_only:  # admin is there, for the pages to look at
+        may.clear()
     html = render(
         visit, "type.html", type=found, use=uses.get(name), nodes=nodes, said=said(visit),
         pauses=[pauses[target] for target in targets if target in pauses],
-        own_pause=pauses.get(TYPE_PREFIX + name), fields=list(FORM_FIELDS),
-        may={scope for scope in ("operate", "admin") if is_allowed(caller, scope, name, None)},
+        own_pause=pauses.get(TYPE_PREFIX + name), fields=list(FORM_FIELDS), may=may,
     )  # fmt: skip
     return HTMLResponse(html)
 
