@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +30,7 @@ from toc.domain.declared_type import DeclaredType
 from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate
 from toc.domain.pauses import PauseInfo
+from toc.http.backend import FORECASTS_MAX
 from toc.runtime.clock import SystemClock
 from toc.store.databases import Databases
 from toc.testing import TestClock
@@ -234,6 +238,30 @@ def test_viewers_who_ask_the_same_share_a_view() -> None:
     assert len(made) == 2
     outlook = replace(EMPTY, taken_ms=1)
     assert views.get(outlook, "a", make) is not first
+
+
+def test_questions_of_one_viewer_leave_time_for_all_other_calls(
+    admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(admin)
+    lock = threading.Lock()
+    running = most = 0
+
+    def make_slowly(*arguments: Any) -> ForecastView:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return make_view(*arguments)
+
+    monkeypatch.setattr("toc.dashboard.forecast_page.make_view", make_slowly)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda n: admin.get(f"/ui/forecast?capacity={n + 7}"), range(8))
+        assert {answer.status_code for answer in answers} == {200}
+    assert most == FORECASTS_MAX
 
 
 def threads() -> set[threading.Thread]:

@@ -58,7 +58,8 @@ async def show_forecast(visit: Visit) -> Response:
     caller = visit.person
     key = (caller.tenant, caller.biz_types, question, per_s, tuple(gates.items()))
     make = functools.partial(make_view, outlook, due, gates, question, per_s)
-    view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
+    async with visit.backend.forecasts:
+        view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,
