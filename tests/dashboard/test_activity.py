@@ -65,8 +65,12 @@ def test_who_may_not_read_a_type_sees_none_of_its_counts() -> None:
         0, 1, {"a": TypeActivity(60), "b": TypeActivity(600), "": TypeActivity(60)}
     )
     pauses = [PauseInfo("type:b", "paused", FIRST * 60_000, None, None, "x", None)]
+    part.stages["lateness"] = [7] * 17
     view = make_view(minutes(part), pauses, lambda name: name == "a", T)
     assert [row.name for row in view.types] == ["a"]
+    assert view.stages[0].p50_s is not None  # the lateness is of all types, and no number of jobs
+    assert view.stages[0].jobs is None
+    assert make_view(minutes(part), pauses, lambda _: True, T).stages[0].jobs == 7 * 17
     assert view.last is not None
     assert view.last.scheduled == 1
     assert not view.marks
@@ -124,6 +128,9 @@ def test_now_without_redis_says_that_there_is_no_history(tmp_path: Path) -> None
         page = visitor.get("/ui/").text
         assert "counts by minute need a Redis" in page
         assert "No job is overdue." in page
+        for terms in ({"tenant": "acme"}, {"biz_types": ("shop.*",)}):  # it is of all jobs
+            with site.visitor(token_of(site, **terms)) as narrow:
+                assert "No job is overdue." not in narrow.get("/ui/").text
 
 
 def test_now_shows_the_history_and_hostile_names_are_only_text(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -27,6 +30,7 @@ from toc.domain.declared_type import DeclaredType
 from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate
 from toc.domain.pauses import PauseInfo
+from toc.http.backend import FORECASTS_MAX
 from toc.runtime.clock import SystemClock
 from toc.store.databases import Databases
 from toc.testing import TestClock
@@ -110,6 +114,12 @@ def test_a_limit_and_a_pause_are_tried(site: Site, admin: httpx.Client) -> None:
     assert not site.center.pauses()  # it was only a question
 
 
+def test_a_pause_beyond_the_last_year_is_only_a_question(admin: httpx.Client) -> None:
+    page = show(admin, type="mail", pause_until="9999-12-31T23:59-14:00")
+    assert "mail is paused until" in page
+    assert "9999-12-31 23:59 UTC" in page
+
+
 def test_limits_and_pauses_that_hold_types_back(site: Site) -> None:
     declared = {
         "mail": DeclaredType("mail", rate="120/m"),
@@ -138,7 +148,7 @@ def test_the_most_that_was_done_is_the_capacity_unless_one_is_given() -> None:
 
 
 def test_a_measured_capacity_is_only_a_hint(
-    admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    site: Site, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(admin)
     look = DueReader.look
@@ -152,6 +162,12 @@ def test_a_measured_capacity_is_only_a_hint(
     assert "More is due than was ever done in the last 24 hours" in page
     assert "at most 30 were done in a minute" in page
     assert '<td class="number">12</td>' in page
+    with site.visitor(token_of(site, biz_types=("ma*",))) as viewer:
+        assert '<td class="number">12</td>' in show(viewer)
+    with site.visitor(token_of(site, tenant="acme")) as tenant:  # the number is that of all tenants
+        page_of_tenant = show(tenant)
+    assert ">mail</a>" in page_of_tenant
+    assert '<td class="number">12</td>' not in page_of_tenant
     assert "at most 30 were done in a minute" not in show(admin, capacity="1000")
 
 
@@ -222,6 +238,30 @@ def test_viewers_who_ask_the_same_share_a_view() -> None:
     assert len(made) == 2
     outlook = replace(EMPTY, taken_ms=1)
     assert views.get(outlook, "a", make) is not first
+
+
+def test_questions_of_one_viewer_leave_time_for_all_other_calls(
+    admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(admin)
+    lock = threading.Lock()
+    running = most = 0
+
+    def make_slowly(*arguments: Any) -> ForecastView:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return make_view(*arguments)
+
+    monkeypatch.setattr("toc.dashboard.forecast_page.make_view", make_slowly)
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda n: admin.get(f"/ui/forecast?capacity={n + 7}"), range(8))
+        assert {answer.status_code for answer in answers} == {200}
+    assert most == FORECASTS_MAX
 
 
 def threads() -> set[threading.Thread]:

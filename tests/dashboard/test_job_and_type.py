@@ -183,6 +183,10 @@ def test_the_use_of_limits_is_shown(site: Site, redis_server: Endpoint) -> None:
     assert 'href="/ui/types/few"' in types
     assert "2 / 3" in types
     assert "3 / 5" in types
+    with site.visitor(token_of(site, tenant="acme")) as tenant:  # the use is that of all tenants
+        few, types = tenant.get("/ui/types/few").text, tenant.get("/ui/types").text
+    assert ">few</a>" in types
+    assert "2 / 3" not in few + types
 
 
 def test_an_admin_changes_what_the_form_changes_and_nothing_else(site: Site) -> None:

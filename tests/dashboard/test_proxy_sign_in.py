@@ -73,6 +73,16 @@ def test_the_header_of_the_person_counts_only_for_pages(proxied: Site) -> None:
         assert client.get("/v1/types", headers=ALICE).status_code == 401
 
 
+def test_a_person_of_a_proxy_on_this_machine_is_no_program_here(tmp_path: Path) -> None:
+    # The proxy connects from loopback, and its call may have no other header that tells it from a program's.
+    with open_site(tmp_path, web=proxy_settings("127.0.0.1")) as site:
+        with open_client(site.server.url) as client:
+            assert client.get("/v1/types", headers=ALICE).status_code == 401
+            assert client.post("/v1/all:pause", headers=ALICE).status_code == 401
+            assert client.get("/v1/types").status_code == 200
+        assert not site.center.pauses()
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -126,7 +136,7 @@ def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Pat
     with open_site(tmp_path, web={"dashboard_read_only": True}) as site:
         job_id = site.center.schedule(1, HOUR, biz_type="mail")
         with site.visitor(token_of(site)) as visitor:
-            for path in (f"/ui/jobs/{job_id}", "/ui/types", "/ui/recurring"):
+            for path in (f"/ui/jobs/{job_id}", "/ui/types", "/ui/types/mail", "/ui/recurring"):
                 page = visitor.get(path).text
                 assert "Read-only" in page
                 forms = [it for tag, it in Elements(page).found if tag == "form"]
@@ -169,6 +179,28 @@ def test_payloads_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
         with site.visitor(admin) as visitor, open_client(site.server.url, admin) as client:
             assert "4111" in visitor.get(f"/ui/jobs/{job_id}").text
             assert client.get(f"/v1/jobs/{job_id}").json()["payload"] == {"card": "4111"}
+
+
+def test_a_schedule_tells_the_payload_of_a_masked_type_to_admins_alone(tmp_path: Path) -> None:
+    with open_site(tmp_path, web={"masked_types": ["mail"]}) as site:
+        admin, reader = token_of(site), token_of(site, scopes=("read", "operate"))
+        body = {"biz_type": "mail", "cron": "0 3 * * *", "payload": {"card": "4111"}}
+        with open_client(site.server.url, admin) as client:
+            made = client.put("/v1/recurring/nightly", json=body)
+            assert made.json()["payload"] == {"card": "4111"}, made.text
+            plain = body | {"biz_type": "shop.close"}
+            assert client.put("/v1/recurring/plain", json=plain).status_code == 200
+            assert client.get("/v1/recurring/nightly").json()["masked"] is False
+        with open_client(site.server.url, reader) as client:
+            answers = [
+                client.get("/v1/recurring/nightly"),
+                client.post("/v1/recurring/nightly:pause"),
+                client.post("/v1/recurring/nightly:resume"),
+            ]
+            listed = client.get("/v1/recurring").json()["recurring"]
+        for each in (*(answer.json() for answer in answers), listed[0]):
+            assert (each["payload"], each["masked"]) == ({}, True)
+        assert (listed[1]["payload"], listed[1]["masked"]) == ({"card": "4111"}, False)
 
 
 def test_errors_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from toc.dashboard.form_times import field_time_of, parse_time_ms, rfc_time_of
 from toc.dashboard.job_search import find_refusal
 from toc.dashboard.site import make_site
 from toc.errors import InvalidInput
+from toc.http.backend import SEARCHES_MAX
 from toc.http.serve import WebServer
 from toc.http.wire_times import format_time
 from toc.runtime.settings import Settings
@@ -97,6 +100,8 @@ def test_pending_jobs_are_paged_by_due_time(site: Site) -> None:
         assert walk(other, status="pending", **{"from": since}) == wanted[1::2]
     with site.visitor(token_of(site, tenant="acme")) as tenant:
         assert walk(tenant, status="pending", **{"from": since}) == []
+        query = {"status": "pending", "from": since}
+        assert "Jobs looked at" not in tenant.get("/ui/jobs", params=query).text
         job_id = site.center.schedule("a", FAR, biz_type="mail", tenant="acme")
         assert walk(tenant, status="pending", **{"from": since}) == [str(job_id)]
 
@@ -174,6 +179,28 @@ def test_a_wrong_filter_is_refused_with_its_field(site: Site, query: dict[str, s
     assert 'role="alert"' in answer.text
     assert not jobs_of(answer.text)
     assert not [tag for tag, _ in Elements(answer.text).found if tag == "img"]
+
+
+@pytest.mark.parametrize(("query", "calls"), [("status=pending", 1), ("biz_id=7", 2)])
+def test_searches_of_one_viewer_leave_places_for_all_other_calls(
+    site: Site, monkeypatch: pytest.MonkeyPatch, query: str, calls: int
+) -> None:
+    backend = site.server.backend
+    run, running, most = backend.calls.run, 0, 0
+
+    async def run_slowly(*arguments: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+        return await run(*arguments)
+
+    monkeypatch.setattr(backend.calls, "run", run_slowly)
+    with site.visitor(token_of(site)) as visitor, ThreadPoolExecutor(12) as pool:
+        answers = pool.map(lambda _: visitor.get(f"/ui/jobs?{query}"), range(12))
+        assert {answer.status_code for answer in answers} == {200}
+    assert most == SEARCHES_MAX * calls  # of a business there is a call for each of two types
 
 
 # ---- the audit

@@ -50,10 +50,13 @@ class TypeRates:
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage in the last minutes. text: the name of its text. p50_s, p99_s: None: no job passed it."""
+    """A stage in the last minutes. text: the name of its text. p50_s, p99_s: None: no job passed it.
+
+    jobs: of all types and tenants; None: not for this person.
+    """
 
     text: str
-    jobs: int
+    jobs: int | None
     p50_s: float | None
     p99_s: float | None
 
@@ -111,7 +114,7 @@ def make_view(
     return ActivityView(
         last=_rates(full[-1:]),
         recent=_rates(recent),
-        stages=[_stage_row(recent, stage, text) for stage, text in STAGES],
+        stages=[_stage_row(recent, stage, text, may_read) for stage, text in STAGES],
         types=_type_rows(full, recent, pauses, may_read),
         minutes=rows,
         marks=marks,
@@ -168,8 +171,14 @@ def _quantiles(
     return sum(counts), p50_s, p99_s
 
 
-def _stage_row(minutes: Sequence[MinuteActivity], stage: str, text: str) -> StageRow:
-    return StageRow(text, *_quantiles(minutes, stage))
+def _stage_row(
+    minutes: Sequence[MinuteActivity],
+    stage: str,
+    text: str,
+    may_read: Callable[[str | None], bool],
+) -> StageRow:
+    jobs, p50_s, p99_s = _quantiles(minutes, stage)
+    return StageRow(text, jobs if may_read(None) else None, p50_s, p99_s)
 
 
 def _minute_row(minute: MinuteActivity) -> MinuteRow:

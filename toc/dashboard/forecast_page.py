@@ -58,10 +58,12 @@ async def show_forecast(visit: Visit) -> Response:
     caller = visit.person
     key = (caller.tenant, caller.biz_types, question, per_s, tuple(gates.items()))
     make = functools.partial(make_view, outlook, due, gates, question, per_s)
-    view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
+    async with visit.backend.forecasts:
+        view = await asyncio.to_thread(visit.watcher.due.views.get, outlook, key, make)
     html = render(
         visit, "forecast.html", outlook=outlook, question=question, refused=refused, view=view,
         names=names, sees_all=sees_all, spans=SPANS, capacity=capacity, declared=declared,
+        done_per_min=readable_done(caller, outlook),
         sentences=sentences_of(visit, view.now, gates, capacity),
         what_if_sentences=None if view.what_if is None
         else sentences_of(visit, view.what_if, view.what_if_gates, capacity),
@@ -93,6 +95,15 @@ def readable_due(caller: Caller, outlook: DueOutlook) -> tuple[bool, dict[str, l
         if sees_all or is_allowed(caller, "read", name, tenant):
             due[name] = [sum(both) for both in zip(due[name], counts, strict=True)]
     return sees_all, dict(due)
+
+
+def readable_done(caller: Caller, outlook: DueOutlook) -> dict[str, int]:
+    """The most that was done of each readable type. It is that of all tenants: one tenant sees none of it."""
+    return {
+        name: jobs
+        for name, jobs in outlook.done_per_min.items()
+        if name and is_allowed(caller, "read", name, None)
+    }
 
 
 def gates_of(

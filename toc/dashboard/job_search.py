@@ -43,7 +43,7 @@ class JobList:
     """A page of jobs. refused: the name of the text that says which field to add; "": it was not refused.
 
     by: the time that orders the jobs. following: the fields of the next page; None: there is none. read: how
-    many jobs were looked at; None: exactly those that are shown.
+    many jobs were looked at; None: exactly those that are shown, or it is not for this person.
     """
 
     jobs: Sequence[Mapping[str, Any]] = ()
@@ -64,12 +64,14 @@ async def list_jobs(visit: Visit, query: Mapping[str, str], types: Sequence[str]
         raise InvalidInput("from", query["from"], "must not be later than until")
     status = _parse_status(query.get("status"))
     if query.get("biz_id"):
-        return await _list_business(visit, query, types, status, range(from_ms, until_ms + 1))
+        async with visit.backend.searches:
+            return await _list_business(visit, query, types, status, range(from_ms, until_ms + 1))
     search = JobSearch(
         _order_of_filter(query), from_ms, until_ms, _parse_key(query.get("after")), status,
         check_biz_type(query["type"]) if query.get("type") else None, _parse_error(query),
     )  # fmt: skip
-    return await _list_range(visit, query, search)
+    async with visit.backend.searches:
+        return await _list_range(visit, query, search)
 
 
 def find_refusal(query: Mapping[str, str]) -> str:
@@ -184,7 +186,9 @@ async def _list_range(visit: Visit, query: Mapping[str, str], search: JobSearch)
         }
         for job in found
     ]  # fmt: skip
-    return JobList(shown, by, following, sum(page.read for page in pages))
+    # The number is that of all types and tenants.
+    read = sum(page.read for page in pages) if is_allowed(caller, "read", None, None) else None
+    return JobList(shown, by, following, read)
 
 
 # ---- fields

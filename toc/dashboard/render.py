@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from toc.dashboard.static_files import static_url
 from toc.dashboard.visit import Visit
+from toc.domain.times import MS_MAX
 
 PAYLOAD_CHARS_MAX = 20_000
 
@@ -54,8 +55,8 @@ def moment(value: int | str | None) -> Markup | str:
 
 
 def minute(ms: float) -> Markup:
-    """A time to the minute; as `moment` otherwise."""
-    at = datetime.fromtimestamp(ms / 1000, UTC)
+    """A time to the minute; as `moment` otherwise. A forecast may end beyond the last year: then that one."""
+    at = datetime.fromtimestamp(min(ms, MS_MAX) / 1000, UTC)
     machine = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup('<time class="minute" datetime="{}">{}</time>').format(
         machine, f"{at:%Y-%m-%d %H:%M} UTC"

@@ -51,11 +51,13 @@ async def show_type(visit: Visit) -> Response:
     )
     topic = visit.backend.settings.topic_of_biz_type(name)
     targets = (TYPE_PREFIX + name, TOPIC_PREFIX + topic, ALL)
+    may = {scope for scope in ("operate", "admin") if is_allowed(caller, scope, name, None)}
+    if visit.backend.settings.web.dashboard_read_only:  # admin is there, for the pages to look at
+        may.clear()
     html = render(
         visit, "type.html", type=found, use=uses.get(name), nodes=nodes, said=said(visit),
         pauses=[pauses[target] for target in targets if target in pauses],
-        own_pause=pauses.get(TYPE_PREFIX + name), fields=list(FORM_FIELDS),
-        may={scope for scope in ("operate", "admin") if is_allowed(caller, scope, name, None)},
+        own_pause=pauses.get(TYPE_PREFIX + name), fields=list(FORM_FIELDS), may=may,
     )  # fmt: skip
     return HTMLResponse(html)
 
@@ -67,9 +69,13 @@ async def _read_pauses(visit: Visit) -> dict[str, dict[str, Any]]:
 
 
 async def _read_uses(visit: Visit, names: Collection[str]) -> dict[str, TypeLimitUse]:
-    """How far the limits of these types are used now."""
+    """How far the limits of these types are used now: by all tenants, so one tenant does not see it."""
     declared = declared_types(visit.backend)
-    found = {name: declared[name].limit_terms for name in names if name in declared}
+    found = {
+        name: declared[name].limit_terms
+        for name in names
+        if name in declared and is_allowed(visit.person, "read", name, None)
+    }
     terms = {name: each for name, each in found.items() if each is not None}
     if not terms:
         return {}

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS = 4  # of the audit, the tokens and the catalogue: they must not wait for those of calls
 EXPLANATIONS_MAX = 4  # at the same time: each opens connections to all servers
 MASS_READS_MAX = 2  # as explanations
+SEARCHES_MAX = 4  # at the same time: each makes many calls, and the places are those of all callers
+FORECASTS_MAX = 2  # at the same time: each may compute for seconds, and takes turns with all calls
 HEALTH_AGE_S_MAX = 2.0
 
 
@@ -52,6 +54,8 @@ class Backend:
         self.calls = DatabaseCalls(settings)
         self.explanations = asyncio.Semaphore(EXPLANATIONS_MAX)
         self.mass_reads = asyncio.Semaphore(MASS_READS_MAX)
+        self.searches = asyncio.Semaphore(SEARCHES_MAX)
+        self.forecasts = asyncio.Semaphore(FORECASTS_MAX)
         self.mass_runs = MassRuns(settings, self.clock, self.databases[0], self.access)
         self._start_lock = threading.Lock()
         self._is_started = self._has_leases = False

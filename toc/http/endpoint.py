@@ -99,7 +99,15 @@ class Endpoint:
             return _PUBLIC
         access = self._backend.access
         header = request.headers.get("authorization")
-        if header is None and not access.authenticator.has_tokens and is_local(request):
+        # What a proxy passes on for a person is no call of a program on this machine.
+        person_header = self._backend.settings.web.sign_in.proxy_header
+        is_of_person = person_header is not None and person_header in request.headers
+        if (
+            header is None
+            and not is_of_person
+            and not access.authenticator.has_tokens
+            and is_local(request)
+        ):
             return LOOPBACK_CALLER
         return access.identify(header, address)
 

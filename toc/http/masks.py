@@ -35,6 +35,13 @@ def mask_job(backend: Backend, caller: Caller, job: Mapping[str, Any]) -> dict[s
     return {**job, "payload": {}, "progress": None, "result": None, "masked": True}
 
 
+def mask_schedule(backend: Backend, caller: Caller, schedule: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of a recurring schedule, as `mask_job`: each of its jobs gets its payload."""
+    if not is_masked(backend, caller, schedule["biz_type"]):
+        return {**schedule, "masked": False}
+    return {**schedule, "payload": {}, "masked": True}
+
+
 def mask_dead_job(backend: Backend, caller: Caller, job: DeadJob) -> DeadJob:
     """A dead job without the text of its error, if that is not for the caller; the class stays."""
     if not is_masked(backend, caller, job.biz_type):

@@ -751,6 +751,7 @@ class RecurringOut(_Answer):
     jitter_s: int
     priority: int
     payload: dict[str, Any] | None
+    masked: Annotated[bool, Field(description="The payload is left out: it needs the scope admin.")]
     paused_since: str | None
     job_id: str | None
     nominal_time: str | None

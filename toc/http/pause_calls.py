@@ -6,7 +6,8 @@ so the pause of a topic, as that of everything, needs a token for all types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypedDict
 
@@ -64,6 +65,15 @@ async def list_pauses(backend: Backend, call: Call) -> Reply:
     return Reply(
         {"pauses": [_document(info, with_author=_may_pause(caller, info)) for info in seen]}
     )
+
+
+def readable_pauses(caller: Caller, pauses: Sequence[PauseInfo]) -> list[PauseInfo]:
+    """The pauses that the caller may see; without who has paused and why, if that is not for the caller."""
+    return [
+        info if _may_pause(caller, info) else replace(info, actor="", reason=None)
+        for info in pauses
+        if _may_see(caller, info)
+    ]
 
 
 class _Target(TypedDict, total=False):

@@ -24,6 +24,7 @@ from toc.http.backend import Backend
 from toc.http.call import Action, Call, Reply
 from toc.http.declared import require_type
 from toc.http.job_checks import with_names_of_http
+from toc.http.masks import mask_schedule
 from toc.http.models import RecurringIn
 from toc.http.wire_times import format_datetime, format_time, parse_action_time, parse_delay
 from toc.store.recurring_changes import BackfillCount, schedule_not_found
@@ -43,7 +44,7 @@ async def list_schedules(backend: Backend, call: Call) -> Reply:
     parts = await asyncio.gather(
         *(backend.calls.run(index, functools.partial(read, index)) for index in indexes)
     )
-    found = [schedule_document(each) for part in parts for each in part]
+    found = [_show(backend, call.caller, each) for part in parts for each in part]
     return Reply({"recurring": sorted(found, key=lambda each: str(each["name"]))})
 
 
@@ -54,7 +55,7 @@ async def get_schedule(backend: Backend, call: Call) -> Reply:
     def read(verbs: RecurringVerbs, name: str) -> Recurring:
         return verbs.get(name, tenant=call.caller.tenant, next_times=count)
 
-    return Reply(schedule_document(await _run(backend, call, "read", read)))
+    return Reply(_show(backend, call.caller, await _run(backend, call, "read", read)))
 
 
 async def put_schedule(backend: Backend, call: Call) -> Reply:
@@ -76,7 +77,7 @@ async def put_schedule(backend: Backend, call: Call) -> Reply:
         )  # fmt: skip
     except InvalidInput as error:
         raise with_names_of_http(error) from None
-    return Reply(schedule_document(changed), target=name, rows_changed=1)
+    return Reply(_show(backend, caller, changed), target=name, rows_changed=1)
 
 
 async def delete_schedule(backend: Backend, call: Call) -> Reply:
@@ -89,7 +90,7 @@ async def delete_schedule(backend: Backend, call: Call) -> Reply:
         return found
 
     found = await _run(backend, call, "admin", remove)
-    return Reply(schedule_document(found), target=found.name, rows_changed=1)
+    return Reply(_show(backend, caller, found), target=found.name, rows_changed=1)
 
 
 def _change(verb: Callable[[RecurringVerbs], Callable[..., Recurring]]) -> Action:
@@ -102,7 +103,7 @@ def _change(verb: Callable[[RecurringVerbs], Callable[..., Recurring]]) -> Actio
             )
 
         found = await _run(backend, call, "operate", change)
-        return Reply(schedule_document(found), target=found.name, rows_changed=1)
+        return Reply(_show(backend, caller, found), target=found.name, rows_changed=1)
 
     return act
 
@@ -209,8 +210,13 @@ def _parse_count(text: str | None) -> int:
     return int(text)
 
 
+def _show(backend: Backend, caller: Caller, found: Recurring) -> dict[str, Any]:
+    """A schedule for `RecurringOut`, as the caller may see it."""
+    return mask_schedule(backend, caller, schedule_document(found))
+
+
 def schedule_document(found: Recurring) -> dict[str, Any]:
-    """`RecurringOut`."""
+    """A schedule for `RecurringOut`, without its mask."""
     schedule, rule = found.schedule, found.schedule.recurrence
     moment = found.nominal_time
     return {
