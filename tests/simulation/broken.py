@@ -166,7 +166,7 @@ VARIANTS = (
             *replaced("run-once", "$argument"),
             *removed("send-home"),
         ),
-        "I2 I5", 7, "misfits",
+        "I2 I5", 31, "misfits",
     ),
     Variant("trusts-the-members", removed("net-under-every-shard"), "I1", 1, "foreign"),
     Variant(

@@ -412,10 +412,14 @@ class Verbs:
         (claimed,) = self._world.looks[index].execute(query, (job.job_id,)).fetchone()
         ahead_ms = self._world.servers.ahead_ms[database(index)]
         self.judge.starts(job, run, claim_ms_of(claimed, ahead_ms), self._world.servers.true_ms)
-        schedule = self.judge.schedules.get(job.biz_type)
-        if schedule is not None and schedule.overlap == "cancel-other":
+        if self.keeper_cancels(job.biz_type):
             known = self._world.oracle.known(job.job_id, job.biz_type)
             known.maybe_cancelled = known.maybe_dropped = True
+
+    def keeper_cancels(self, biz_type: str) -> bool:
+        """Whether a newer job of this type's schedule ends the one before."""
+        schedule = self.judge.schedules.get(biz_type)
+        return schedule is not None and schedule.overlap == "cancel-other"
 
     def work_s(self, job: Job) -> float:
         """How long the handler works, beside what all handlers do."""

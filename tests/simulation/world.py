@@ -436,7 +436,10 @@ class World:
         latest_ms = self.servers.true_ms + self.early_ms
         lease_end_s = self._lease_end_of(job)
         with self._judged():
-            run = self.oracle.starts_now(job, latest_ms, self._database_ms(job), lease_end_s)
+            run = self.oracle.starts_now(
+                job, latest_ms, self._database_ms(job), lease_end_s,
+                keeper_cancels=self.verbs is not None and self.verbs.keeper_cancels(job.biz_type),
+            )  # fmt: skip
             if self.verbs is not None:
                 self.verbs.starts(job, run)
         self.kernel.tell(f"starts {job.job_id} {job.biz_type} attempt {job.attempts}")
