@@ -22,10 +22,11 @@ from tests.dashboard.site_world import HOUR, Elements, Site, open_site, token_of
 from tests.http.served_world import make_settings
 from tests.servers.endpoint import Endpoint
 from toc.dashboard.due_outlook import DueOutlook
-from toc.dashboard.due_reader import WATCHED_S, DueReader, DueRounds
+from toc.dashboard.due_reader import DueReader, DueRounds
 from toc.dashboard.forecast_page import Capacity, capacity_of, gates_of
 from toc.dashboard.forecast_question import Question
 from toc.dashboard.forecast_view import ForecastView, ForecastViews, make_view
+from toc.dashboard.watched_reader import WATCHED_S
 from toc.domain.declared_type import DeclaredType
 from toc.domain.due_grid import make_grid
 from toc.domain.forecast import TypeGate

@@ -11,7 +11,8 @@ from starlette.routing import Mount
 from tests.http.served_world import make_settings
 from tests.http.web_world import HERE, AppClient, LoopThread
 from toc.dashboard.site import make_site
-from toc.dashboard.watcher import WATCHED_S, Watcher
+from toc.dashboard.watched_reader import WATCHED_S
+from toc.dashboard.watcher import Watcher
 from toc.http.app import make_app
 from toc.testing import TestClock
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
@@ -19,6 +18,7 @@ from toc.dashboard.due_outlook import (
     shares_of_types,
 )
 from toc.dashboard.forecast_view import ForecastViews
+from toc.dashboard.watched_reader import WatchedReader
 from toc.domain.due_grid import DueGrid, make_grid
 from toc.errors import NotFound, TimerUnavailable, TocError
 from toc.runtime.clock import Clock
@@ -38,7 +38,6 @@ ROUND_S, FIRST_ROUND_S = (
 )  # the pause after a round; the shorter one until each shard was read once
 ROUNDS = 6  # in which all shards are read, if they are at most ROUNDS * SHARDS_MAX
 SHARDS_MIN, SHARDS_MAX = 8, 64  # that are read in a round
-WATCHED_S = 60.0  # the reading goes on for so long after the last visit
 FIRST_WAIT_S = 0.25  # the page must be there at once; it refreshes itself
 OLD_MS = 600_000  # an older estimate of a shard does not count any more
 RECURRING_S = 120.0  # the rules are read again after that
@@ -46,79 +45,43 @@ ACTIVITY_S = 60.0  # how many jobs were done is read again after that
 SCHEDULES_MAX = 1000  # of a database
 
 
-class DueReader:
+class DueReader(WatchedReader[DueOutlook]):
     """Has the newest DueOutlook. Its thread starts with a visit, and ends when nobody looks any more."""
 
     def __init__(self, settings: Settings, clock: Clock, round_s: float = ROUND_S) -> None:
         # A silent database must not hold up the others for longer than it takes to connect.
         read_s = min(settings.read_timeout_s, settings.connect_timeout_s)
         self._settings = settings.model_copy(update={"read_timeout_s": read_s})
-        self._clock, self._round_s = clock, round_s
-        self._lock = threading.Lock()
-        self._news = threading.Condition(self._lock)
-        self._outlook: DueOutlook | None = None
-        self._last_visit_s = float("-inf")
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        super().__init__("toc-forecast", clock, self._settings.read_timeout_s)
+        self._round_s = round_s
         self.views = ForecastViews()
 
     def look(self, wait_s: float = FIRST_WAIT_S) -> DueOutlook | None:
         """The newest outlook; waits for the first one. None: it did not come in time. Blocks."""
-        with self._lock:
-            now_s = self._clock.monotonic_s()
-            if now_s - self._last_visit_s > WATCHED_S:
-                self._outlook = None  # nobody looked: it is old
-            self._last_visit_s = now_s
-            if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="toc-forecast", daemon=True)
-                self._thread.start()
-            self._news.wait_for(lambda: self._outlook is not None, wait_s)
-            return self._outlook
+        return self.wait_for_news(wait_s)
 
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stop.set()
-        thread = self._thread
-        if thread is not None:
-            thread.join(self._settings.read_timeout_s)
+    def read_until_over(self) -> None:
+        with ExitStack() as used:
+            databases = Databases.from_settings(self._settings, self._clock, pool_size=2)
+            used.enter_context(closing(databases))
+            rounds = DueRounds(self._settings, databases)
+            if self._settings.has_timer:
+                redis = Reminders.from_settings(self._settings, self._clock)
+                used.enter_context(closing(redis))
+                rounds.read_activity_from(redis)
+            while not self.is_over():
+                is_first = self._run_round(rounds) and not rounds.is_complete
+                self._stop.wait(FIRST_ROUND_S if is_first else self._round_s)
 
-    def _run(self) -> None:
-        try:
-            with ExitStack() as used:
-                databases = Databases.from_settings(self._settings, self._clock, pool_size=2)
-                used.enter_context(closing(databases))
-                rounds = DueRounds(self._settings, databases)
-                if self._settings.has_timer:
-                    redis = Reminders.from_settings(self._settings, self._clock)
-                    used.enter_context(closing(redis))
-                    rounds.read_activity_from(redis)
-                while not self._is_over():
-                    is_first = self._publish(rounds) and not rounds.is_complete
-                    self._stop.wait(FIRST_ROUND_S if is_first else self._round_s)
-        except Exception:
-            log.exception("the forecast's reader has ended; the next visit starts it again")
-            with self._lock:
-                self._thread = None
-
-    def _is_over(self) -> bool:
-        with self._lock:
-            unwatched_s = self._clock.monotonic_s() - self._last_visit_s
-            if unwatched_s <= WATCHED_S and not self._stop.is_set():
-                return False
-            self._thread = None
-            return True
-
-    def _publish(self, rounds: DueRounds) -> bool:
-        """Runs a round; False: it failed."""
+    def _run_round(self, rounds: DueRounds) -> bool:
+        """Publishes what a round has found; False: it failed."""
         try:
             found = rounds.run_once()
         except Exception:
             # What was read before stays, and the page tells how old it is.
             log.exception("the dashboard cannot read what is due")
             return False
-        with self._lock:
-            self._outlook = found
-            self._news.notify_all()
+        self.publish(found)
         return True
 
 

@@ -33,6 +33,18 @@ def check_type_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def check_networks(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Addresses or networks. Raises ValueError."""
+    for text in value:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError:
+            raise ValueError(
+                f"{text!r} must be an address or a network, as 10.0.0.7 or 10.0.0.0/24"
+            ) from None
+    return value
+
+
 class OidcSettings(_SettingGroup):
     """The provider of OpenID Connect; needs toc[oidc]."""
 
@@ -149,14 +161,7 @@ class SignInSettings(_SettingGroup):
     @field_validator("proxies")
     @classmethod
     def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            try:
-                ipaddress.ip_network(text)
-            except ValueError:
-                raise ValueError(
-                    f"{text!r} must be an address or a network, as 10.0.0.7 or 10.0.0.0/24"
-                ) from None
-        return value
+        return check_networks(value)
 
     @model_validator(mode="after")
     def _check_relations(self) -> Self:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
 from toc.runtime.setting_groups import Days, _SettingGroup
-from toc.runtime.sign_in_settings import SignInSettings, check_type_patterns
+from toc.runtime.sign_in_settings import SignInSettings, check_networks, check_type_patterns
 
 _SINK_PATTERN = re.compile(r"[a-z0-9*?-]{1,32}:[A-Za-z0-9._:{}*?/-]{1,265}", re.ASCII)
 _HOST_NAME = re.compile(r"(?:\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", re.ASCII)
@@ -184,14 +183,7 @@ class WebSettings(_SettingGroup):
     @field_validator("trusted_proxies")
     @classmethod
     def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            try:
-                ipaddress.ip_network(text)
-            except ValueError:
-                raise ValueError(
-                    f"{text!r} must be an address or a network, as 10.0.0.7 or 10.0.0.0/24"
-                ) from None
-        return value
+        return check_networks(value)
 
     @field_validator("hosts")
     @classmethod
