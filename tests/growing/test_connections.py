@@ -129,6 +129,28 @@ def test_a_call_during_the_pause_waits_for_its_end(town: Town) -> None:
         assert got[0] not in town.ids("old")
 
 
+def test_a_call_whose_new_connection_is_killed_by_the_mover_too_goes_on(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = town.center()
+    center.schedule(1, LATER)
+    killed = []
+    look = database_home._query_bool
+
+    def killing(raw: Any, sql: str) -> bool:
+        if sql == database_home.FENCED_SQL and not killed:
+            killed.append(raw.thread_id())
+            town.server("old").run_statement(f"KILL {raw.thread_id()}")
+        return look(raw, sql)
+
+    database = center._open_connections().databases[0]
+    for session in sessions_of(database.engine, database.autocommit_engine):
+        town.server("old").run_statement(f"KILL {session}")
+    monkeypatch.setattr(database_home, "_query_bool", killing)
+    assert center.schedule(2, LATER) in town.ids("old")
+    assert killed
+
+
 def test_a_call_in_a_pause_that_is_taken_back_goes_on_where_it_was(town: Town) -> None:
     center = town.center()
     center.schedule(1, LATER)

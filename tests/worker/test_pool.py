@@ -51,7 +51,14 @@ class Harness:
             stuck_max=STUCK_MAX,
             solitary_max=10,
         )
+        self._others = set(threading.enumerate())  # other tests of this process may have left some
         self.pool.start()
+
+    @property
+    def threads(self) -> int:
+        """How many threads of this pool there are."""
+        mine = set(threading.enumerate()) - self._others
+        return sum(thread.name == "toc-handler" for thread in mine)
 
     def _may_start(self, run: JobRun) -> bool:
         self.asked.append(run.job.job_id)
@@ -116,10 +123,6 @@ class Blocker:
         while not self.go.is_set():
             await asyncio.sleep(0.01)
         self.leave()
-
-
-def handler_threads() -> int:
-    return sum(thread.name == "toc-handler" for thread in threading.enumerate())
 
 
 def test_no_more_threads_run_than_allowed(harness: Harness) -> None:
@@ -278,7 +281,7 @@ def test_a_stuck_thread_is_counted_and_substituted(harness: Harness) -> None:
     assert harness.result(1) is None  # the late outcome is told
     wait_until(lambda: harness.pool.running.stuck_count == 0)
     wait_until(lambda: metric("toc_handlers_stuck") == 0)
-    wait_until(lambda: handler_threads() == THREADS)
+    wait_until(lambda: harness.threads == THREADS)
 
 
 def test_a_restart_is_wanted_once_when_too_many_are_stuck(harness: Harness) -> None:
@@ -331,7 +334,7 @@ def test_close_ends_idle_threads_and_leaves_running_ones(harness: Harness) -> No
     began = time.monotonic()
     harness.pool.close()
     assert time.monotonic() - began < 10  # it waits for nobody who does not end
-    wait_until(lambda: handler_threads() == 1)
+    wait_until(lambda: harness.threads == 1)
     blocker.go.set()
-    wait_until(lambda: handler_threads() == 0)
+    wait_until(lambda: harness.threads == 0)
     assert harness.ended == [1]

@@ -83,6 +83,11 @@ class HomeConnections:
             # Connections in use are returned to the old pool and discarded with it.
             self._watch.call_when_moved(engine.dispose)
 
+    @property
+    def may_move(self) -> bool:
+        """Whether the settings name a server to which this database moves."""
+        return self._watch is not None
+
     def close(self) -> None:
         if self._watch is not None:
             self._watch.signal_stop()

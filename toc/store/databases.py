@@ -398,10 +398,12 @@ class Database:
         if number in LOCK_ERRORS:
             most = DEADLOCK_TRIES_MAX if number == DEADLOCK else TRIES_MAX
             return "lock" if tries < most else ""
-        # A pooled connection died while idle: the pool has been emptied, the next connection is new. During
-        # a move of the database, that one may meet the fence of the old server: then there is a third.
+        # A pooled connection died while idle: the pool has been emptied, the next connection is new. During a
+        # move of the database, that one may meet the fence of the old server, or be killed by the mover: then
+        # there is a third.
         lost = error.connection_invalidated or number in LOST_ERRORS
-        return "lost" if lost and tries < (3 if number in FENCE_ERRORS else 2) else ""
+        may_move = self._database_home is not None and self._database_home.may_move
+        return "lost" if lost and tries < (3 if may_move or number in FENCE_ERRORS else 2) else ""
 
     def now_ms(self) -> int:
         """The database's clock, in milliseconds since 1970 UTC."""
