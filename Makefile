@@ -146,6 +146,10 @@ $(AUDIT)/setup.stamp: requirements-audit.lock
 	fi
 	@touch $@
 
+.PHONY: release
+release: setup audit  ## build and check sdist and wheel; write them, notes, SBOM and checksums to dist/
+	@$(BIN)/python -m tests.release --tools $(AUDIT)
+
 .PHONY: lock
 lock:  ## resolve the dependencies anew into the files requirements….lock (needs uv)
 	$(compile) pyproject.toml --extra embedded --extra web --extra client --extra reconcile --group dev --group docs $(ARGS) --output-file requirements-all.lock
