@@ -50,6 +50,10 @@ TABLES = {
         "what ran on a Spark cluster",
         ("what", "master", "application", "executors", "seconds"),
     ),
+    "panels": (
+        "what each panel of deploy/grafana showed",
+        ("dashboard", "panel", "unit", "values"),
+    ),
 }
 """Title and columns of each table, by name."""
 

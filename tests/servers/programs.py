@@ -23,6 +23,7 @@ from tests.servers.process import ServerUnavailableError
 SID_PACKAGES = "mysql-server-core,redis-server"
 SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
 # The last two, which its manifest forgets, are for TLS.
+PROMETHEUS_NAME = "prometheus-1"
 ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar", "netty-resolver.jar")
 JARS = Path("/usr/share/java")  # where Debian's packages of Java libraries put theirs
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -89,6 +90,14 @@ def sid_command(program: str) -> list[str]:
         str(loader.parent),
         str(root / "usr" / program),
     ]
+
+
+def prometheus_program(name: str) -> str:
+    """prometheus, or promtool."""
+    program = cache_dir() / PROMETHEUS_NAME / "usr/bin" / name
+    if not program.exists():
+        raise _missing(name, "prometheus")
+    return str(program)
 
 
 def _missing(what: str, name: str) -> ServerUnavailableError:
@@ -190,6 +199,20 @@ def _os_release() -> dict[str, str]:
     return {key: value.strip('"') for key, _, value in pairs}
 
 
+def _install_prometheus() -> None:
+    """Unpacks Debian's package: its dependencies, the JavaScript of its pages, are not needed here."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    _run([*_sudo(), "apt-get", "update", "-q"], check=False)
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"{PROMETHEUS_NAME}.") as directory:
+        download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "-q", "prometheus"]
+        subprocess.run(download, cwd=directory, check=True)
+        (package,) = Path(directory).glob("prometheus_*.deb")
+        root = Path(directory) / "root"
+        _run(["dpkg-deb", "--extract", str(package), str(root)])
+        if not (cache_dir() / PROMETHEUS_NAME).exists():
+            root.rename(cache_dir() / PROMETHEUS_NAME)
+
+
 @contextmanager
 def _no_service_starts() -> Iterator[None]:
     """Debian's own switch: while policy-rc.d says 101, no package starts its service."""
@@ -262,5 +285,11 @@ PACKAGES = {
     # For the pages of the dashboard; the font has the Chinese characters of their pictures.
     "chromium": _from_apt("chromium", ("chromium",), "chromium", "fonts-noto-cjk"),
     "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
+    "prometheus": Package(
+        lambda: _is_found(partial(prometheus_program, "promtool")),
+        _install_prometheus,
+        "apt-get download: prometheus",
+    ),
+    "systemd": _from_apt("systemd", ("systemd-analyze",), "systemd"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from typing import Annotated
+
+import typer
 
 from toc.cli.common_options import serving_command
 from toc.cli.exit_codes import NO, OK
@@ -10,6 +13,7 @@ from toc.cli.output import Output
 from toc.cli.stop_limit import limit_stop
 from toc.cli.stop_request import StopRequest
 from toc.http import import_web_module
+from toc.node.http_server import HttpServer
 from toc.runtime.settings import load_settings
 
 log = logging.getLogger(__name__)
@@ -17,8 +21,19 @@ log = logging.getLogger(__name__)
 STOP_S_MAX = 30.0  # above the time that the calls, the audit and the leases may take together
 
 
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        "--http-port",
+        min=0,
+        max=65_535,
+        help="Serve /metrics and /live on http.host; 0 takes a free port.",
+    ),
+]
+
+
 @serving_command
-def run_web(output: Output) -> int:
+def run_web(output: Output, *, http_port: HttpPort = None) -> int:
     """Serve toc over HTTP, for clients in any language.
 
     It listens on web.host and web.port. Without tokens it answers only programs on this machine; `toc token
@@ -30,12 +45,20 @@ def run_web(output: Output) -> int:
     del output
     serve = import_web_module("toc.http.serve")
     with StopRequest() as stop:
-        server = serve.WebServer(load_settings(), import_web_module("toc.dashboard.site").make_site)
+        settings = load_settings()
+        # The setting http.port is not used: a worker on the same machine may have that port.
+        http = None if http_port is None else HttpServer(settings.http.host, http_port)
+        server = serve.WebServer(settings, import_web_module("toc.dashboard.site").make_site)
         try:
             server.start()
+            if http is not None:
+                http.start()
+                log.info("metrics on %s", http.url)
             stop.wait_for_stop()
             log.info("stopping")
             limit_stop(STOP_S_MAX, NO)
         finally:
             clean = server.stop()
+            if http is not None:
+                http.stop()
     return OK if clean else NO

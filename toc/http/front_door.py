@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toc.http.problems import HttpProblem
 from toc.http.responses import problem_response
+from toc.runtime import metrics
 
 REQUEST_ID = "toc.request_id"
 HEADERS_MAX = 100
@@ -34,6 +35,8 @@ class FrontDoor:
         # The ids of requests differ between processes, and are no secret.
         self._process_id, self._numbers = secrets.token_hex(8), itertools.count(1)
         self._names = frozenset(name.lower() for name in hosts if not name.startswith("*."))
+        for code in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE):
+            metrics.HTTP_REQUESTS.labels(code.value)  # from 0 on: an alert needs the rise to 1
         self._suffixes = tuple(name[1:].lower() for name in hosts if name.startswith("*."))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,6 +52,7 @@ class FrontDoor:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                metrics.HTTP_REQUESTS.labels(message["status"]).inc()
                 answered = message["headers"] = list(message.get("headers", ()))
                 answered += ((b"x-request-id", request_id.encode()), _NO_SNIFF)
                 if not any(name == b"cache-control" for name, _ in answered):

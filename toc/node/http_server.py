@@ -1,4 +1,4 @@
-"""The node's own HTTP: /metrics for Prometheus, /health for operators, /live for supervisors.
+"""HTTP for operators: /metrics for Prometheus, /health of a node, /live for supervisors.
 
 Read-only, without secrets, meant for the inside of a network: it listens on loopback unless configured
 otherwise. `/health` answers 503 only when the node can fire nothing at all; a supervisor that restarts
@@ -206,10 +206,13 @@ class HttpServer:
     """The node's HTTP server: listens as soon as it is created, so its address is known; answers after
     `start`.
 
-    `url`: where other machines reach it; if it listens on every address, with this host's name.
+    `health`: None for a process that is no node, which has no `/health`. `url`: where other machines reach
+    it; if it listens on every address, with this host's name.
     """
 
-    def __init__(self, host: str, port: int, health: Callable[[], Sequence[HealthPart]]) -> None:
+    def __init__(
+        self, host: str, port: int, health: Callable[[], Sequence[HealthPart]] | None = None
+    ) -> None:
         self._health = health
         self._thread: threading.Thread | None = None
         self._metrics = make_wsgi_app()
@@ -240,15 +243,14 @@ class HttpServer:
             return cast("Iterable[bytes]", self._metrics(environ, start_response))
         if path == LIVE:
             return _send_json(start_response, "200 OK", {"live": True})
-        if path == "/health":
+        if path == "/health" and self._health is not None:
             parts = self._health()
             state = overall_state(parts)
             status = "503 Service Unavailable" if state == "down" else "200 OK"
             document = {"state": state, "parts": [asdict(part) for part in parts]}
             return _send_json(start_response, status, document)
-        return _send_json(
-            start_response, "404 Not Found", {"paths": ["/metrics", "/health", "/live"]}
-        )
+        paths = ["/metrics", *(["/health"] if self._health is not None else []), LIVE]
+        return _send_json(start_response, "404 Not Found", {"paths": paths})
 
 
 def format_url(host: str, port: int) -> str:

@@ -107,6 +107,9 @@ PURGED = Counter("toc_rows_purged_total", "Rows that were deleted for their age"
 LOGINS_FAILED = Counter("toc_logins_failed_total", "Calls over HTTP without a valid token")
 AUDIT_WAITING = Gauge("toc_audit_entries_waiting", "Audit entries that wait for a database")
 AUDIT_WRITTEN = Counter("toc_audit_entries_total", "Audit entries that were written")
+HTTP_REQUESTS = Counter(
+    "toc_http_requests_total", "Answers of `toc web`, by HTTP status code", ["code"]
+)
 LEASE_WAITERS = Gauge("toc_lease_waiters", "Lease calls of remote consumers that wait here")
 HANDLERS_STUCK = Gauge("toc_handlers_stuck", "Handlers running beyond their timeout")
 JOBS_IN_FLIGHT = Gauge("toc_jobs_in_flight", "Claimed jobs not settled yet")
