@@ -114,7 +114,7 @@ def test_a_search_among_10_000_entries_reads_by_an_index(library: Library) -> No
         if "toc_audit" in statement:
             statements.append((statement, values))
 
-    event.listen(database.engine, "before_cursor_execute", note)
+    event.listen(database.autocommit_engine, "before_cursor_execute", note)
     try:
         found = [
             search_audit(library.databases, wanted, None, 100)
@@ -126,12 +126,13 @@ def test_a_search_among_10_000_entries_reads_by_an_index(library: Library) -> No
             )
         ]
     finally:
-        event.remove(database.engine, "before_cursor_execute", note)
+        event.remove(database.autocommit_engine, "before_cursor_execute", note)
     assert [len(page.records) for page in found] == [100, 20, 1, 1]
     assert all(page.read <= READ_MAX for page in found)
+    assert len(statements) > len(found)  # and the steps of bisections
     with database.engine.connect() as connection:
         for statement, values in dict(statements).items():
-            explain = "EXPLAIN QUERY PLAN" if library.sqlite else "EXPLAIN"
+            explain = f"EXPLAIN {'QUERY PLAN' if library.sqlite else 'FORMAT=TRADITIONAL'}"
             result = connection.exec_driver_sql(f"{explain} {statement}", values)
             (plan,) = result.mappings().all()  # SQLite: sorting would be a second step
             if not library.sqlite:

@@ -149,7 +149,10 @@ def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Pat
             assert visitor.post("/ui/types/mail/pause", headers=OWN).status_code == 403
             assert visitor.get("/ui/audit").status_code == 200
             assert "it runs no statements" in visitor.get("/ui/sql").text
-            assert visitor.post("/ui/sql", data={"statement": "SELECT 1"}, headers=OWN).status_code == 403
+            assert (
+                visitor.post("/ui/sql", data={"statement": "SELECT 1"}, headers=OWN).status_code
+                == 403
+            )
             assert visitor.post("/ui/sign-out", headers=OWN).status_code == 303
         assert site.center.get(job_id).status.name == "PENDING"
         with open_client(site.server.url, token_of(site)) as client:  # HTTP is not concerned

@@ -149,7 +149,10 @@ def test_the_place_of_a_page_is_no_id_of_a_foreign_job(
     with site.visitor(token_of(site, biz_types=("shop.*",))) as visitor:
         for query in (
             {"status": "pending", "from": field_time(site, late - HOUR)},
-            {"status": "pending", "from": "2025-01-01T00:00"},  # also before the jobs of other tests
+            {
+                "status": "pending",
+                "from": "2025-01-01T00:00",
+            },  # also before the jobs of other tests
             {"from": "2025-01-01T00:00"},
         ):
             found, places = [], []

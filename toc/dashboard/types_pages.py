@@ -65,7 +65,7 @@ async def show_type(visit: Visit) -> Response:
 
 
 def _describe_ramp(visit: Visit) -> Markup:
-    """The ramp of a pause that begins now, in words: `TimeoutCenter.pause` takes its terms from the settings."""
+    """The ramp of a pause that begins now, in words: `TimeoutCenter.pause` takes it from the settings."""
     terms = visit.backend.settings.pauses
     return fill(
         visit.texts["ramp_terms"], start=f"{terms.ramp_start * 100:g}",

@@ -91,8 +91,8 @@ class MassChangeOut(_Answer):
     cause: Annotated[
         str | None,
         Field(
-            description="Why it was interrupted; token_revoked: why it was stopped; signed_out: it goes on, though "
-            "the person who started it has signed out."
+            description="Why it was interrupted; token_revoked: why it was stopped; signed_out: it goes on, "
+            "though the person who started it has signed out."
         ),
     ]
     stop_actor: Annotated[str | None, Field(description="Who asked to stop it.")]

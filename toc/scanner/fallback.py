@@ -50,7 +50,8 @@ class FallbackScanner(Service):
     """Checks all `shards` of one database; claims in those that this node does not scan itself.
 
     `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
-    deputy need. `rest_s_max`: the rest after reading rows in vain, at most. `are_limits_in_parts()`: whether each node takes its part of the limits, without Redis.
+    deputy need. `rest_s_max`: the rest after reading rows in vain, at most. `are_limits_in_parts()`: whether
+    each node takes its part of the limits, without Redis.
     """
 
     def __init__(
