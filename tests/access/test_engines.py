@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from tests.access.conftest import bearer
 from tests.contract.engines import library_on
@@ -14,10 +15,11 @@ from tests.contract.library import Library
 from toc.access.access import Access
 from toc.access.audit import AuditEntry
 from toc.access.audit_list import list_audit
+from toc.access.audit_search import READ_MAX, AuditFilter, search_audit
 from toc.access.token_cache import LAST_USE_S
 from toc.access.tokens import TokenStore
 from toc.errors import Unauthenticated
-from toc.store.audit_rows import delete_old_audit_rows
+from toc.store.audit_rows import AuditRow, delete_old_audit_rows, insert_audit_rows
 from toc.store.token_rows import delete_ended_tokens
 
 OWNER = "Müller & 李 🙂"
@@ -90,6 +92,53 @@ def test_an_audit_entry_comes_back_as_it_was_written(library: Library) -> None:
         assert {isinstance(account, str) for (account,) in accounts} == {not library.sqlite}
     assert delete_old_audit_rows(database, 0, clock.wall_ms(), 10) == (0, None)
     assert delete_old_audit_rows(database, 0, clock.wall_ms() + 1, 10) == (2, None)
+
+
+def test_a_search_among_10_000_entries_reads_by_an_index(library: Library) -> None:
+    """Every statement of a search has an end, follows an index, and sorts nothing."""
+    database, entries = library.databases[0], 10_000
+    start_ms = library.clock.wall_ms()
+    rows = [
+        AuditRow(
+            start_ms + n * 1000, f"token{n % 500:011d}", ("Ann", "bob")[n % 2], None,
+            "types.pause" if n == entries // 2 else "jobs.cancel", f"mail {n}", 1, 1, "done", None,
+        )
+        for n in range(entries)
+    ]  # fmt: skip
+    for at in range(0, entries, 1000):
+        insert_audit_rows(database, rows[at : at + 1000])
+    middle_ms = start_ms + entries // 2 * 1000
+    statements: list[tuple[str, Any]] = []
+
+    def note(_: Any, __: Any, statement: str, values: Any, *___: Any) -> None:
+        if "toc_audit" in statement:
+            statements.append((statement, values))
+
+    event.listen(database.autocommit_engine, "before_cursor_execute", note)
+    try:
+        found = [
+            search_audit(library.databases, wanted, None, 100)
+            for wanted in (
+                AuditFilter(owner="ann"),
+                AuditFilter(token_id=f"token{7:011d}"),
+                AuditFilter(action="pause", until_ms=middle_ms),
+                AuditFilter(target="mail 5000", since_ms=middle_ms, until_ms=middle_ms),
+            )
+        ]
+    finally:
+        event.remove(database.autocommit_engine, "before_cursor_execute", note)
+    assert [len(page.records) for page in found] == [100, 20, 1, 1]
+    assert all(page.read <= READ_MAX for page in found)
+    assert len(statements) > len(found)  # and the steps of bisections
+    with database.engine.connect() as connection:
+        for statement, values in dict(statements).items():
+            explain = f"EXPLAIN {'QUERY PLAN' if library.sqlite else 'FORMAT=TRADITIONAL'}"
+            result = connection.exec_driver_sql(f"{explain} {statement}", values)
+            (plan,) = result.mappings().all()  # SQLite: sorting would be a second step
+            if not library.sqlite:
+                assert plan["key"] in ("PRIMARY", "ix_token"), plan
+                assert "filesort" not in (plan["Extra"] or ""), plan
+            assert "LIMIT" in statement
 
 
 def test_ids_of_tokens_differ_by_case(library: Library) -> None:

@@ -231,7 +231,10 @@ def test_the_type_of_others_is_not_shown_and_not_changed(site: Site) -> None:
 
 
 def test_a_pause_shows_its_reason_end_and_ramp(site: Site) -> None:
+    terms = "10 % of the recent peak, 50 % more every 300 s, at least 50 a second"
     with site.visitor(token_of(site)) as admin:
+        assert terms in admin.get("/ui/types").text
+        assert terms in admin.get("/ui/types/rested").text
         answer = admin.post(
             "/ui/types/rested/pause", headers=OWN,
             data={"until": "2100-01-31T18:00", "reason": HOSTILE},

@@ -133,10 +133,11 @@ def test_a_header_that_no_setting_names_means_nothing(site: Site) -> None:
 
 
 def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Path) -> None:
-    with open_site(tmp_path, web={"dashboard_read_only": True}) as site:
+    with open_site(tmp_path, web={"dashboard_read_only": True, "sql": True}) as site:
         job_id = site.center.schedule(1, HOUR, biz_type="mail")
         with site.visitor(token_of(site)) as visitor:
-            for path in (f"/ui/jobs/{job_id}", "/ui/types", "/ui/types/mail", "/ui/recurring"):
+            paths = ("/ui/types", "/ui/types/mail", "/ui/recurring", "/ui/sql")
+            for path in (f"/ui/jobs/{job_id}", *paths):
                 page = visitor.get(path).text
                 assert "Read-only" in page
                 forms = [it for tag, it in Elements(page).found if tag == "form"]
@@ -147,6 +148,11 @@ def test_a_read_only_dashboard_shows_no_button_and_changes_nothing(tmp_path: Pat
             assert "read-only" in answer.text
             assert visitor.post("/ui/types/mail/pause", headers=OWN).status_code == 403
             assert visitor.get("/ui/audit").status_code == 200
+            assert "it runs no statements" in visitor.get("/ui/sql").text
+            assert (
+                visitor.post("/ui/sql", data={"statement": "SELECT 1"}, headers=OWN).status_code
+                == 403
+            )
             assert visitor.post("/ui/sign-out", headers=OWN).status_code == 303
         assert site.center.get(job_id).status.name == "PENDING"
         with open_client(site.server.url, token_of(site)) as client:  # HTTP is not concerned

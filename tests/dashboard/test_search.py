@@ -18,6 +18,7 @@ from tests.worker.waiting import wait_until
 from toc.dashboard.form_times import field_time_of, parse_time_ms, rfc_time_of
 from toc.dashboard.job_search import find_refusal
 from toc.dashboard.site import make_site
+from toc.domain.ids import JOB_ID_MAX
 from toc.errors import InvalidInput
 from toc.http.backend import SEARCHES_MAX
 from toc.http.serve import WebServer
@@ -25,6 +26,7 @@ from toc.http.wire_times import format_time
 from toc.runtime.settings import Settings
 from toc.runtime.web_settings import WebSettings
 from toc.store import migrate
+from toc.store.job_search import SearchKey, place_between
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 FAR = timedelta(days=3000)
@@ -132,6 +134,57 @@ def test_the_jobs_of_two_databases_are_merged(
             )
     finally:
         assert server.stop()
+
+
+def test_the_place_of_a_page_is_no_id_of_a_foreign_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.dashboard.job_search.KEYS_MAX", 20)
+    late = FAR + timedelta(days=1)
+    jobs = [
+        str(site.center.schedule(n, late + timedelta(seconds=n // 90), biz_type=biz_type))
+        for n, biz_type in enumerate(["shop.close", *["mail"] * 178, "shop.close"])
+    ]
+    foreign, own = jobs[1:-1], [jobs[0], jobs[-1]]
+    with site.visitor(token_of(site, biz_types=("shop.*",))) as visitor:
+        for query in (
+            {"status": "pending", "from": field_time(site, late - HOUR)},
+            {
+                "status": "pending",
+                "from": "2025-01-01T00:00",
+            },  # also before the jobs of other tests
+            {"from": "2025-01-01T00:00"},
+        ):
+            found, places = [], []
+            page = visitor.get("/ui/jobs", params=query).text
+            while (following := next_page_of(page)) is not None:
+                assert len(places) < 200
+                places += re.findall(r"after=\d+-(\d+)", following)
+                found += jobs_of(page)
+                page = visitor.get(following).text
+            found += jobs_of(page)
+            assert len(places) > 3
+            assert not set(places) & set(foreign)
+            assert set(own) <= set(found)
+            assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "place"),
+    [
+        ((5, 8), (5, 16), (5, 12)),
+        ((5, 16), (5, 8), (5, 12)),  # descending
+        ((5, 7), (5, 9), (5, 8)),
+        ((5, 7), (5, 8), None),
+        ((5, 7), (6, 7), (6, 0)),
+        ((3, 7), (9, 7), (8, 0)),
+        ((5, JOB_ID_MAX), (6, 0), None),
+    ],
+)
+def test_a_place_lies_between_two_keys(
+    one: tuple[int, int], other: tuple[int, int], place: tuple[int, int] | None
+) -> None:
+    assert place_between(SearchKey(*one), SearchKey(*other)) == place
 
 
 def field_time(site: Site, later: timedelta) -> str:

@@ -17,6 +17,7 @@ from tests.servers.fixtures import _database as temporary_database
 from tests.worker.waiting import wait_until
 from toc.access.sessions import Sessions
 from toc.center.center import TimeoutCenter
+from toc.dashboard.site import make_site
 from toc.domain.ids import routing_bits_of
 from toc.http.serve import WebServer
 from toc.runtime.clock import SystemClock
@@ -189,7 +190,7 @@ def open_mass_world(server: Any) -> Iterator[MassWorld]:
         migrate.upgrade(settings)
         for name in ("mail", "shop.close"):
             declare_type(settings, name)
-        servers = [WebServer(settings), WebServer(settings)]
+        servers = [WebServer(settings, make_site) for _ in range(2)]
         for each in servers:
             each.start()
             stack.callback(each.stop)

@@ -20,6 +20,7 @@ from tests.worker.waiting import wait_until
 from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.mass_jobs import choose_mass_jobs, make_request
+from toc.dashboard.visit import TOKEN_COOKIE
 from toc.domain.mass_change import JobSelection
 from toc.store import mass_change_rows
 from toc.store.mass_change_rows import MassChange, insert_mass_change
@@ -323,15 +324,58 @@ def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
     assert change["changed"] < 100
 
 
-def test_a_person_who_signs_out_does_not_end_a_change(world: MassWorld) -> None:
-    world.make_dead(30)
+def test_a_revoked_session_ends_its_change_and_the_page_says_so(world: MassWorld) -> None:
+    world.make_dead(100)
     token = world.make_session("bob")
-    change_id = world.started(world.count(), token=token, rate_per_s=10)
+    change_id = world.started(world.count(), token=token, rate_per_s=1)
     revoke_token(world.settings, token)
     for server in world.servers:
         server.backend.access.refresh_now()
     change = world.wait_for(change_id)
+    assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
+    assert change["changed"] < 100
+    with world.client() as client:
+        client.cookies.set(TOKEN_COOKIE, world.token)
+        page = client.get(f"/ui/mass_changes/{change_id}").text
+    assert "was revoked, or is over" in page
+
+
+def test_a_person_who_signs_out_does_not_end_a_change(world: MassWorld) -> None:
+    world.make_dead(30)
+    token = world.make_session("bob")
+    change_id = world.started(world.count(), token=token, rate_per_s=10)
+    with world.client(1) as client:  # at another replica than the one that makes the change
+        client.cookies.set(TOKEN_COOKIE, token)
+        answer = client.post("/ui/sign-out", headers={"Sec-Fetch-Site": "same-origin"})
+        assert answer.status_code == 303
+    for server in world.servers:
+        server.backend.access.refresh_now()
+    with world.client(token=token) as client:
+        assert client.get("/v1/mass_changes").status_code == 401
+    change = world.wait_for(change_id)
     assert (change["state"], change["changed"]) == ("done", 30)
+
+
+def test_changes_of_one_tenant_do_not_hide_nor_delete_those_of_another(world: MassWorld) -> None:
+    database = world.servers[0].backend.databases[0]
+
+    def insert(number: int, tenant: str | None, actor: str, rows_max: int) -> str:
+        change = MassChange(
+            f"c{number}", "redrive", "mail", tenant, JobSelection("mail", tenant, 0).to_json(), 1, 0, 0,
+            0, "done", None, None, actor, "INC-7", 0, 0,
+        )  # fmt: skip
+        assert insert_mass_change(database, change, running_max=1, rows_max=rows_max)
+        return change.mass_change_id
+
+    mine = [insert(n, None, "me", 500) for n in range(3)]
+    shared = [insert(10 + n, "blue", "loud" if n else "quiet", 500) for n in range(101)]
+    with world.client() as client:
+        listed = client.get("/v1/mass_changes").json()["mass_changes"]
+    assert {each["mass_change_id"] for each in listed} == set(mine)
+    last = insert(200, "blue", "loud", 10)
+    left = {row[0] for row in world.rows("SELECT mass_change_id FROM toc_mass_change")}
+    assert len(left) == 10
+    assert {*mine, shared[0], last} <= left
 
 
 def test_a_job_that_died_again_since_the_choice_is_left_alone(world: MassWorld) -> None:

@@ -13,7 +13,7 @@ from tests.unit.test_pauses import known
 from toc.domain.pauses import Pause
 from toc.runtime.admission import AdmissionChain
 from toc.scanner import fallback as module
-from toc.scanner import overdue_search
+from toc.scanner import overdue_page, overdue_search
 from toc.scanner.fallback import WASTE, FallbackScanner
 from toc.scanner.overdue_page import OverduePages
 from toc.worker.gate import Gate, ScannedTypes
@@ -37,6 +37,7 @@ def make(small_library: Library, sink: Recording) -> Make:
         types: Any = lambda: None,
         restrictions: Any = None,
         in_parts: bool = False,
+        rest_s_max: float = 600.0,
     ) -> FallbackScanner:
         return FallbackScanner(
             "toc-fallback-test",
@@ -45,7 +46,8 @@ def make(small_library: Library, sink: Recording) -> Make:
                 0, small_library.pages, sink, sink.inbox(0), types, page_rows, restrictions
             ),
             0, small_library.databases[0].shards, small_library.clock, start_at=start_at,
-            grace_ms=GRACE_MS, period_s=PERIOD_S, are_limits_in_parts=lambda: in_parts,
+            grace_ms=GRACE_MS, period_s=PERIOD_S, rest_s_max=rest_s_max,
+            are_limits_in_parts=lambda: in_parts,
         )  # fmt: skip
 
     return made
@@ -170,7 +172,7 @@ def test_it_rests_from_reading_what_it_cannot_claim(
     assert fallback.run_once() == pytest.approx(4 * 0.1 * WASTE, abs=1)
 
 
-def test_it_begins_at_the_next_shard_after_a_round_that_was_too_long(
+def test_it_comes_to_every_shard_though_each_round_is_too_long(
     small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overdue_jobs(small_library)
@@ -184,8 +186,45 @@ def test_it_begins_at_the_next_shard_after_a_round_that_was_too_long(
     monkeypatch.setattr(small_library.pages, "read_overdue_rows", read_slowly)
     fallback = make(types=lambda: [999])
     one_round(small_library, fallback)
-    one_round(small_library, fallback, after_s=module.REST_S_MAX)
-    assert read == [0, 1, 2, 3]
+    for _ in range(3):
+        one_round(small_library, fallback, after_s=600)
+    assert set(read) == {0, 1, 2, 3}
+def test_a_job_behind_many_paused_ones_is_claimed_after_a_few_bounded_rests(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first row is of a type that no worker here handles: so each round finds the shard, in vain."""
+    library = small_library
+    monkeypatch.setattr(overdue_page, "ROWS_READ_MAX", 100)
+    read_overdue_rows = library.pages.read_overdue_rows
+
+    def slow(*given: Any) -> Any:
+        library.clock.advance(0.1)
+        return read_overdue_rows(*given)
+
+    monkeypatch.setattr(library.pages, "read_overdue_rows", slow)
+    library.pending(42, type_no=999)
+    library.clock.advance(1)
+    library.insert(*(library.new(42, n, type_no=library.report_no) for n in range(2000)))
+    library.clock.advance(3)
+    job = library.pending(42)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    gate = Gate(clock=library.clock, now_ms=lambda: 1000)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    names = {library.report_no: "report", library.close_no: "order.close"}
+    fallback = make(
+        types=lambda: list(names), restrictions=ScannedTypes(gate, lambda: names), rest_s_max=40.0
+    )
+    since_s, rests = library.clock.monotonic_s(), list[float]()
+    for _ in range(100):
+        if job in sink.ids:
+            break
+        if (rest_s := fallback.run_once()) > 0:
+            rests.append(rest_s)
+            library.clock.advance(rest_s)
+    assert set(sink.ids) == {job}
+    assert max(rests) <= 40.0
+    # 20 statements to the job, of which a round makes ten, and half of them before that place.
+    assert library.clock.monotonic_s() - since_s < 4 * 42
 
 
 def test_one_broken_table_hides_no_other(

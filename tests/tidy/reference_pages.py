@@ -223,7 +223,7 @@ MEANING = {
     "changed": "how many of them it has changed",
     "left_alone": "how many could not be changed any more when their turn came",
     "state": "running, done, stopped or interrupted; running with an old beat_time: interrupted, too",
-    "cause": "of an interruption: the code of the error",
+    "cause": "of an interruption: the code of the error; of a running change: signed_out",
     "stop_actor": "who asked to stop it",
     "begin_time": "when it began",
     "beat_time": "when its process last wrote how far it was; when it ended",

@@ -63,6 +63,7 @@ async def sign_out(visit: Visit) -> Response:
     """POST /ui/sign-out: takes the cookie back, and ends a session of OpenID Connect everywhere."""
     if visit.caller is not None:
         try:
+            await asyncio.to_thread(visit.backend.mass_runs.note_sign_out, visit.caller)
             await asyncio.to_thread(visit.backend.access.sessions.close, visit.caller)
         except StoreUnavailable as error:
             log.warning("a session could not be revoked, and lasts until its end: %s", error)

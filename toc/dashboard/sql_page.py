@@ -221,8 +221,11 @@ def _show_page(
 ) -> Response:
     rows = [] if result is None else convert_rows(result)
     chart = None if result is None else choose_chart(result.columns, len(rows))
+    web, why_off = visit.backend.settings.web, ""
+    if not web.sql or web.dashboard_read_only:
+        why_off = visit.texts["sql_read_only" if web.sql else "sql_is_off"]
     html = render(
-        visit, "sql.html", is_on=visit.backend.settings.web.sql, queries=ready_queries(),
+        visit, "sql.html", why_off=why_off, queries=ready_queries(),
         chosen=chosen, statement=statement, values=visit.form, refused=refused, result=result,
         rows=rows, rows_max=ROWS_MAX, chart=chart, cell_text=cell_text, number_of=number_of,
     )  # fmt: skip

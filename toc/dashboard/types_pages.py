@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from toc.access.authorise import is_allowed
 from toc.cluster.roster import read_roster
 from toc.dashboard.actions import said
-from toc.dashboard.render import render
+from toc.dashboard.render import fill, render
 from toc.dashboard.visit import Visit
 from toc.domain.pauses import ALL, TOPIC_PREFIX, TYPE_PREFIX
 from toc.errors import ClusterUnavailable, InvalidInput
@@ -36,7 +37,7 @@ async def show_types(visit: Visit) -> Response:
     operable = {name for name in names if is_allowed(visit.person, "operate", name, None)}
     html = render(
         visit, "types.html", types=types, pauses=pauses, operable=operable, uses=uses,
-        said=said(visit),
+        said=said(visit), ramp_terms=_describe_ramp(visit),
     )  # fmt: skip
     return HTMLResponse(html)
 
@@ -58,8 +59,19 @@ async def show_type(visit: Visit) -> Response:
         visit, "type.html", type=found, use=uses.get(name), nodes=nodes, said=said(visit),
         pauses=[pauses[target] for target in targets if target in pauses],
         own_pause=pauses.get(TYPE_PREFIX + name), fields=list(FORM_FIELDS), may=may,
+        ramp_terms=_describe_ramp(visit),
     )  # fmt: skip
     return HTMLResponse(html)
+
+
+def _describe_ramp(visit: Visit) -> Markup:
+    """The ramp of a pause that begins now, in words: `TimeoutCenter.pause` takes it from the settings."""
+    terms = visit.backend.settings.pauses
+    return fill(
+        visit.texts["ramp_terms"], start=f"{terms.ramp_start * 100:g}",
+        growth=f"{terms.ramp_growth * 100:g}", step_s=f"{terms.ramp_step_s:g}",
+        rate_min=f"{terms.ramp_rate_min:g}",
+    )  # fmt: skip
 
 
 async def _read_pauses(visit: Visit) -> dict[str, dict[str, Any]]:

@@ -38,7 +38,7 @@ from toc.store.mass_change_rows import (
     read_mass_changes,
 )
 
-LISTED_MAX = 100
+LISTED_MAX = 100  # of those that the caller may see
 DIFFERENCE_MAX = 0.1  # of the expected count
 _DATABASE = 0  # has the rows
 
@@ -122,9 +122,9 @@ def _begin(
 async def list_changes(backend: Backend, call: Call) -> Reply:
     """GET /v1/mass_changes."""
     database = backend.mass_runs.database
-    found = await backend.calls.run(_DATABASE, lambda: read_mass_changes(database, LISTED_MAX))
-    shown = [_show(backend, call.caller, each) for each in found if _may_see(call.caller, each)]
-    return Reply({"mass_changes": shown})
+    found = await backend.calls.run(_DATABASE, lambda: read_mass_changes(database))
+    seen = [each for each in found if _may_see(call.caller, each)][:LISTED_MAX]
+    return Reply({"mass_changes": [_show(backend, call.caller, each) for each in seen]})
 
 
 async def get_change(backend: Backend, call: Call) -> Reply:

@@ -89,7 +89,11 @@ class MassChangeOut(_Answer):
     verb: str
     state: Literal["running", "done", "stopped", "interrupted"]
     cause: Annotated[
-        str | None, Field(description="Why it was interrupted; token_revoked: why it was stopped.")
+        str | None,
+        Field(
+            description="Why it was interrupted; token_revoked: why it was stopped; signed_out: it goes on, "
+            "though the person who started it has signed out."
+        ),
     ]
     stop_actor: Annotated[str | None, Field(description="Who asked to stop it.")]
     biz_type: str

@@ -24,7 +24,13 @@ from toc.errors import AccessUnavailable, StatementFailed, StoreUnavailable, Toc
 from toc.runtime.clock import Clock
 from toc.runtime.settings import Settings
 from toc.store.databases import Database
-from toc.store.mass_change_rows import SILENT_MS, MassChange, end_mass_change, write_progress
+from toc.store.mass_change_rows import (
+    SILENT_MS,
+    MassChange,
+    end_mass_change,
+    note_sign_out,
+    write_progress,
+)
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +74,15 @@ class MassRuns:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
             thread.start()
 
+    def note_sign_out(self, caller: Caller) -> None:
+        """The caller's session is about to end: the changes that it started go on, in any process. Blocks."""
+        if not is_session(caller.owner):
+            return
+        try:
+            note_sign_out(self.database, caller.actor)
+        except (StoreUnavailable, StatementFailed) as error:
+            log.warning("the mass changes of %s stop with the session: %s", caller.actor, error)
+
     def stop(self) -> None:
         """Ends all threads; jobs that are not changed yet stay as they are. Blocks."""
         self.is_stopping = True
@@ -82,6 +97,7 @@ class _MassRun:
         self._runs, self._change, self._starter = runs, change, starter
         self._progress = BulkRunProgress()
         self._written_s = self._tried_s = runs.clock.monotonic_s()
+        self._has_signed_out = False  # as the row said last
         # How it ends: the state and the cause of the row.
         self._end: tuple[str, str | None] = ("done", None)
 
@@ -120,16 +136,15 @@ class _MassRun:
             self._end = "interrupted", "silent"
         elif now_s - self._tried_s >= BEAT_S:
             self._tried_s = now_s
-            if self._may_go_on():
-                self._write_progress()
-            else:
+            self._write_progress()
+            if self._end[0] == "done" and not self._may_go_on():
                 self._end = "stopped", "token_revoked"
         return self._end[0] != "done"
 
     def _may_go_on(self) -> bool:
-        """Whether the token that started the change is still valid. A person may sign out meanwhile."""
+        """Whether the token or session that started the change still holds. Signing out does not count."""
         caller = self._starter.caller
-        if caller.token_id is None or is_session(caller.owner):
+        if caller.token_id is None or self._has_signed_out:
             return True
         return self._runs.access.authenticator.is_still_valid(caller)
 
@@ -141,6 +156,7 @@ class _MassRun:
             log.warning("the progress of mass change %s is not written: %s", change_id, error)
             return
         self._written_s = self._runs.clock.monotonic_s()
+        self._has_signed_out = beat.has_signed_out
         if beat.stop_actor is not None:
             self._end = "stopped", None
         elif not beat.is_running:

@@ -230,6 +230,7 @@ class WorkSources:
             # A deputy, too, takes an owner's rows only after this time.
             grace_ms=round((2 * settings.grace_s + settings.tick_s) * 1000),
             period_s=FALLBACK_TICKS * settings.tick_s,
+            rest_s_max=settings.fallback_rest_s,
             are_limits_in_parts=lambda: reminders is None or not reminders.is_available,
         )
         self._worker.permits.add_permit_listener(fallback.wake_if_waiting_for_permits)

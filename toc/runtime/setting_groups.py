@@ -239,6 +239,12 @@ class ScannerSettings(_SettingGroup):
     )
     tick_s: float = Field(10, ge=0.05, le=600, description="time between two scans of a shard")
     page: int = Field(500, ge=1, le=2000, description="rows per shard and scan")
+    fallback_rest_s: float = Field(
+        60,
+        ge=1,
+        le=600,
+        description="the longest rest of the fallback after rows that no worker here may claim",
+    )
 
 
 class WorkerSettings(_SettingGroup):

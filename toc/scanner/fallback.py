@@ -6,7 +6,8 @@ node periodically asks each database in which shards there are rows that the own
 have claimed long ago, and claims them. The fallback does not use the members at all (ADR 23).
 
 Its cost is bounded: one statement for 240 shards every `period_s`; after time spent without finding rows to
-claim (e.g. only rows of types without a handler here) it rests WASTE times as long.
+claim (e.g. only rows of types without a handler here, or of paused types) it rests WASTE times as long, up to
+`rest_s_max`. The next round goes on where this one has ended, so that such rows hide no rows behind them.
 
 Jobs of restricted types may be late because a person wants it, so they count as no fault. They are claimed as
 far as their admissions allow: perhaps nobody pops them. While each node takes its part of the limits, without
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from toc.runtime import metrics
@@ -29,11 +31,8 @@ from toc.store.due_pages import SHARDS_PER_QUERY_MAX, DuePages
 
 WASTE = 200
 FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
-REST_S_MAX = 600.0
 STEPS_MAX = 20  # in a check of a block of shards whose restricted types have many rows
-AGAIN_S = (
-    1.0  # between two rounds without Redis, while jobs of restricted types are found and claimed
-)
+AGAIN_S = 1.0  # between two rounds without Redis, while jobs of restricted types are claimed
 NO_PERMITS_S = 1.0  # the fallback is woken earlier when permits are returned
 
 
@@ -53,7 +52,8 @@ class FallbackScanner(Service):
     """Checks all `shards` of one database; claims in those that this node does not scan itself.
 
     `start_at`: the first shard; each node begins at another one. `grace_ms`: longer than an owner and a
-    deputy need. `are_limits_in_parts()`: whether each node takes its part of the limits, without Redis.
+    deputy need. `rest_s_max`: the rest after reading rows in vain, at most. `are_limits_in_parts()`: whether
+    each node takes its part of the limits, without Redis.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class FallbackScanner(Service):
         start_at: int,
         grace_ms: int,
         period_s: float,
+        rest_s_max: float,
         are_limits_in_parts: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(name)
@@ -77,11 +78,13 @@ class FallbackScanner(Service):
         self._database, self._clock = database, clock
         first = start_at % len(shards)
         self._shards = [*shards[first:], *shards[:first]]
-        self._grace_ms, self._period_s = grace_ms, period_s
+        self._grace_ms, self._period_s, self._rest_s_max = grace_ms, period_s, rest_s_max
         self._search, self._search_of_restricted = OverdueSearch(pages), OverdueSearch(pages)
         self._scanned: frozenset[int] = frozenset()
         # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
         self._found: deque[tuple[int, tuple[int, int]]] = deque()
+        # The same, of those left when the last round read too many rows in vain.
+        self._unread: dict[int, tuple[int, int]] = {}
         self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
         self.overdue = OverdueShardCount(0, len(self._shards), grace_ms / 1000, None)
@@ -103,7 +106,7 @@ class FallbackScanner(Service):
         # Without Redis the next job of a limited type may start soon, and nobody else looks for it.
         is_urgent = self._claimed_restricted and self._are_limits_in_parts()
         period_s = min(self._period_s, AGAIN_S) if is_urgent else self._period_s
-        rest_s = max(period_s, min(WASTE * self._wasted_s, REST_S_MAX))
+        rest_s = max(period_s, min(WASTE * self._wasted_s, self._rest_s_max))
         wait_s = self._began_s + rest_s - self._clock.monotonic_s()
         if wait_s > 0:
             return wait_s
@@ -133,9 +136,13 @@ class FallbackScanner(Service):
             for shard, key in more.items():
                 # The first search may have passed over rows of restricted types.
                 found[shard] = min(key, found.get(shard, key))
-        in_order = (shard for shard in self._shards if shard in found)
-        others = [(shard, found[shard]) for shard in in_order if shard not in self._scanned]
-        self._found.extend(others)  # guard: net-under-every-shard
+        in_order = [(shard, found[shard]) for shard in self._shards if shard in found]
+        # Rows may have become overdue before the keys of the last round, so both are read, in turn: neither
+        # may use up all the time of a round.
+        in_turn = (each for both in zip_longest(self._unread.items(), in_order) for each in both)
+        others = [each for each in in_turn if each and each[0] not in self._scanned]
+        self._found.extend(dict.fromkeys(others))  # guard: net-under-every-shard
+        self._unread = {}
 
     def _find_in_all_shards(
         self, search: OverdueSearch, left_out: Collection[int]
@@ -192,12 +199,8 @@ class FallbackScanner(Service):
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s
-            if self._fruitless_s > FRUITLESS_S_MAX and self._found:
-                self._begin_next_round_at(self._found[0][0])
+            if self._fruitless_s > FRUITLESS_S_MAX:
+                for left, key in self._found:
+                    self._unread[left] = max(key, self._unread.get(left, key))
                 self._found.clear()
         return 0
-
-    def _begin_next_round_at(self, shard: int) -> None:
-        """Otherwise a shard behind many rows that this node cannot claim would never be read."""
-        at = self._shards.index(shard)
-        self._shards = [*self._shards[at:], *self._shards[:at]]

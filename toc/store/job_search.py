@@ -5,6 +5,9 @@ letters by the time of death.
 
 A search reads keys of an index first, a bounded number, and then the rows of these keys that fit the filter.
 So no filter reads a table: a filter that few rows fit needs more pages, each of them short.
+
+A page ends at a place between two keys, so that the place of the next page is no job's id: the person who
+sees it may not see the job that was looked at last.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ By = Literal["due", "made", "dead"]
 KEYS_MAX = 1000
 """Keys of a page, over all shards of a database."""
 ERROR_CHARS_SHOWN = 200
+_ID_BITS = JOB_ID_MAX.bit_length()
 _SPARE_KEYS = 20  # of each shard, beyond its part of KEYS_MAX
 
 c = JOB.c
@@ -75,7 +79,7 @@ class FoundJob:
 class SearchPage:
     """found: in the order of the search. read: how many keys were looked at.
 
-    end: all jobs up to this key were looked at, and no further one; None: all of the range.
+    end: all jobs up to this place were looked at, and no further one; None: all of the range.
     """
 
     found: Sequence[FoundJob]
@@ -101,6 +105,7 @@ def search_database(database: Database, search: JobSearch, keys_max: int = KEYS_
     if end is not None:
         last = order_of(search.by, end)
         chosen = [key for key in chosen if order_of(search.by, key) <= last]
+        end, chosen = _end_between_keys(chosen)
     wanted = set(chosen)
     found = [
         job
@@ -109,6 +114,29 @@ def search_database(database: Database, search: JobSearch, keys_max: int = KEYS_
     ]
     found.sort(key=lambda job: order_of(search.by, job.key))
     return SearchPage(found, len(chosen), end)
+
+
+def _end_between_keys(keys: list[SearchKey]) -> tuple[SearchKey, list[SearchKey]]:
+    """A place before the last of the keys, with the keys before it; the last key if none are apart."""
+    for at in range(len(keys) - 1, 0, -1):
+        place = place_between(keys[at - 1], keys[at])
+        if place is not None:
+            return place, keys[:at]
+    return keys[-1], keys
+
+
+def place_between(one: SearchKey, other: SearchKey) -> SearchKey | None:
+    """A place between two keys that is neither of them, with as many zero bits at its end as there can be.
+
+    None: they are neighbours.
+    """
+    low, high = sorted(key.ms << _ID_BITS | key.job_id for key in (one, other))
+    low, high = low + 1, high - 1
+    if low > high:
+        return None
+    zeros = max(0, (low ^ high).bit_length() - 1)
+    place = high >> zeros << zeros
+    return SearchKey(place >> _ID_BITS, place & JOB_ID_MAX)
 
 
 def order_of(by: By, key: SearchKey) -> tuple[int, int]:

@@ -2,11 +2,13 @@
 
 The process that makes a change writes into its row every second. So every other process sees how far it is,
 can ask to stop it, and sees that it is interrupted if its process has died. Database 0 has all rows, and
-keeps the newest ROWS_MAX.
+keeps ROWS_MAX of them: who makes many changes loses the oldest of these, and nobody else loses any.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
@@ -18,6 +20,8 @@ from toc.store.databases import Database
 ROWS_MAX = 500
 SILENT_MS = 15_000
 """A change whose process has not written for so long is interrupted."""
+SIGNED_OUT = "signed_out"
+"""The cause of a running change whose person has signed out: the end of that session does not stop it."""
 
 COLUMNS = (
     "mass_change_id", "verb", "biz_type", "tenant", "selection", "rate_per_s", "chosen", "changed",
@@ -58,10 +62,14 @@ class MassChange(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """What the process of a change learns from its row. is_running: False: it must end."""
+    """What the process of a change learns from its row. is_running: False: it must end.
+
+    has_signed_out: the person who started it has ended the session.
+    """
 
     is_running: bool
     stop_actor: str | None
+    has_signed_out: bool
 
 
 class _TooManyError(Exception):
@@ -71,7 +79,7 @@ class _TooManyError(Exception):
 def insert_mass_change(
     database: Database, change: MassChange, running_max: int, rows_max: int = ROWS_MAX
 ) -> bool:
-    """Writes a new row, and deletes the oldest ended ones beyond `rows_max`.
+    """Writes a new row, and deletes ended ones beyond `rows_max` (see `choose_surplus`).
 
     False: `running_max` changes run already, and nothing was written. Raises StoreUnavailable.
     """
@@ -92,10 +100,8 @@ def insert_mass_change(
         rows = [_from_row(row) for row in connection.execute(query)]
         if sum(row.state == "running" for row in rows) > running_max:
             raise _TooManyError
-        ended = [row.mass_change_id for row in rows if row.state != "running"]
-        surplus = len(rows) - rows_max
-        if surplus > 0 and ended:
-            old = ended[-surplus:]
+        old = choose_surplus(rows, len(rows) - rows_max)
+        if old:
             connection.execute(delete(table).where(table.c.mass_change_id.in_(old)))
         return True
 
@@ -105,9 +111,25 @@ def insert_mass_change(
         return False
 
 
-def read_mass_changes(database: Database, limit: int) -> list[MassChange]:
-    """The newest changes, newest first. Raises StoreUnavailable."""
-    return [_from_row(row) for row in database.select(_select_newest(database).limit(limit))]
+def choose_surplus(rows: Sequence[MassChange], surplus: int) -> list[str]:
+    """The ids of `surplus` ended changes to delete, or of fewer if there are fewer. rows: newest first.
+
+    Each is the oldest one of the tenant that has most rows, and there of the actor that has most.
+    """
+    ended, chosen = [row for row in rows if row.state != "running"], list[str]()
+    while ended and len(chosen) < surplus:
+        tenant = Counter(row.tenant for row in ended).most_common(1)[0][0]
+        of_tenant = [row for row in ended if row.tenant == tenant]
+        actor = Counter(row.actor for row in of_tenant).most_common(1)[0][0]
+        oldest = [row for row in of_tenant if row.actor == actor][-1]
+        ended.remove(oldest)
+        chosen.append(oldest.mass_change_id)
+    return chosen
+
+
+def read_mass_changes(database: Database) -> list[MassChange]:
+    """All changes that are kept, newest first. Raises StoreUnavailable."""
+    return [_from_row(row) for row in database.select(_select_newest(database).limit(ROWS_MAX))]
 
 
 def read_mass_change(database: Database, mass_change_id: str) -> MassChange | None:
@@ -129,6 +151,16 @@ def ask_to_stop(database: Database, mass_change_id: str, actor: str) -> None:
     )
 
 
+def note_sign_out(database: Database, actor: str) -> None:
+    """Tells the processes of a person's changes that the session is about to end. Raises StoreUnavailable."""
+    its = database.mass_change.c
+    database.execute(
+        update(database.mass_change)
+        .where(its.state == "running", its.actor == actor)
+        .values(cause=SIGNED_OUT)
+    )
+
+
 def write_progress(database: Database, mass_change_id: str, changed: int, left_alone: int) -> Beat:
     """Writes how far a change is. Raises StoreUnavailable."""
     its = database.mass_change.c
@@ -137,7 +169,9 @@ def write_progress(database: Database, mass_change_id: str, changed: int, left_a
     is_running = database.execute(
         update(database.mass_change).where(here, its.state == "running").values(counts)
     )
-    return Beat(bool(is_running), database.scalar(select(its.stop_actor).where(here)))
+    found = database.select(select(its.stop_actor, its.cause).where(here))
+    stop_actor, cause = found[0] if found else (None, None)
+    return Beat(bool(is_running), stop_actor, cause == SIGNED_OUT)
 
 
 def end_mass_change(
