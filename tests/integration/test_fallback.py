@@ -189,6 +189,8 @@ def test_it_comes_to_every_shard_though_each_round_is_too_long(
     for _ in range(3):
         one_round(small_library, fallback, after_s=600)
     assert set(read) == {0, 1, 2, 3}
+
+
 def test_a_job_behind_many_paused_ones_is_claimed_after_a_few_bounded_rests(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
