@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.runtime import service as module
-from toc.runtime.service import Service, stop_services
+from toc.runtime.service import Service, find_stalled_services, stop_services
 
 
 class Counting(Service):
@@ -166,3 +167,47 @@ def test_several_are_stopped_side_by_side() -> None:
         service.start()
     assert stop_services(services, 5)
     assert all(service.stopping for service in services)
+
+
+def test_a_service_that_waits_or_was_stopped_is_not_stalled(
+    service: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALLED_S", 0.0)
+    assert service.describe_stall() is None
+    service.start()
+    assert service.wait_for_step()
+    wait_until(lambda: service.describe_stall() is None)  # the step has ended
+    service.stop()
+    assert service.describe_stall() is None
+
+
+def test_a_step_that_takes_too_long_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    class Hanging(Counting):
+        def run_once(self) -> float:
+            super().run_once()
+            go_on.wait(60)
+            return 3600
+
+    hanging = Hanging()
+    hanging.start()
+    assert hanging.wait_for_step()
+    assert hanging.describe_stall() is None
+    monkeypatch.setattr(module, "STALLED_S", 0.0)
+    wait_until(lambda: "a step of toc-counting takes longer than 0 s" in find_stalled_services())
+    go_on.set()
+    hanging.stop()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_ended_by_itself_is_a_stall() -> None:
+    class Ending(Counting):
+        def run_once(self) -> float:
+            raise SystemExit
+
+    ending = Ending()
+    ending.start()
+    wait_until(lambda: "the thread toc-counting has ended" in find_stalled_services())
+    ending.stop()
+    assert ending.describe_stall() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -10,10 +11,12 @@ import typer
 from toc.cli.common_options import serving_command
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
+from toc.cli.service_manager import ServiceManager
 from toc.cli.stop_limit import limit_stop
 from toc.cli.stop_request import StopRequest
 from toc.http import import_web_module
 from toc.node.http_server import HttpServer
+from toc.runtime.service import find_stalled_services
 from toc.runtime.settings import load_settings
 
 log = logging.getLogger(__name__)
@@ -44,17 +47,22 @@ def run_web(output: Output, *, http_port: HttpPort = None) -> int:
     """
     del output
     serve = import_web_module("toc.http.serve")
-    with StopRequest() as stop:
+    with StopRequest() as stop, ExitStack() as stack:
         settings = load_settings()
         # The setting http.port is not used: a worker on the same machine may have that port.
         http = None if http_port is None else HttpServer(settings.http.host, http_port)
         server = serve.WebServer(settings, import_web_module("toc.dashboard.site").make_site)
+        manager = stack.enter_context(
+            ServiceManager(lambda: find_stalled_services() + server.find_faults())
+        )
         try:
             server.start()
             if http is not None:
                 http.start()
                 log.info("metrics on %s", http.url)
+            manager.say_ready()
             stop.wait_for_stop()
+            manager.say_stopping()
             log.info("stopping")
             limit_stop(STOP_S_MAX, NO)
         finally:

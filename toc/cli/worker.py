@@ -13,11 +13,13 @@ from toc.cli.common_options import serving_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
+from toc.cli.service_manager import ServiceManager
 from toc.cli.stop_request import StopRequest
 from toc.client.remote_center import import_transport
 from toc.client.server_address import make_server_address
 from toc.handlers.registry import Registry
 from toc.node.node import Node
+from toc.runtime.service import find_stalled_services
 from toc.runtime.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ def run_worker(
         raise CommandError("--token-file needs --url", USAGE)
 
     restart = threading.Event()
-    with StopRequest() as stop:
+    with StopRequest() as stop, ServiceManager(find_stalled_services) as manager:
         settings = load_settings(**({} if http_port is None else {"http": {"port": http_port}}))
         if sinks_only and app:
             raise CommandError("--sinks-only and --app do not go together", USAGE)
@@ -102,7 +104,9 @@ def run_worker(
             log.info("%s runs %s", node.identity, _biz_types_as_text(handlers))
             if node.http is not None:
                 log.info("metrics and health on %s", node.http.url)
+            manager.say_ready()
             stop.wait_for_stop()
+            manager.say_stopping()
             log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
         finally:
             clean = node.stop()
@@ -111,7 +115,7 @@ def run_worker(
 
 def _run_remote_worker(url: str, token_file: str | None, apps: Sequence[str]) -> int:
     restart = threading.Event()
-    with StopRequest() as stop:
+    with StopRequest() as stop, ServiceManager(find_stalled_services) as manager:
         settings = load_settings()
         address = make_server_address(url, None, token_file, settings.client)
         import_transport()
@@ -130,7 +134,9 @@ def _run_remote_worker(url: str, token_file: str | None, apps: Sequence[str]) ->
         try:
             worker.start()
             log.info("leases jobs of %s from %s", _biz_types_as_text(handlers), address.url)
+            manager.say_ready()
             stop.wait_for_stop()
+            manager.say_stopping()
             log.info("stopping: handlers that run have %g s", settings.worker.stop_s)
         finally:
             clean = worker.stop()

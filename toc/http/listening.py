@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -84,12 +85,24 @@ class TlsListener:
 class BoundedServer(uvicorn.Server):
     """Serves sockets that are open already."""
 
+    _loop: asyncio.AbstractEventLoop
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the event loop runs a callback in so many seconds. After the start; another thread."""
+        answered = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:  # the loop is closed
+            return False
+        return answered.wait(seconds)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it, but for the handshakes."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit("the app did not start")
         loop, config = asyncio.get_running_loop(), self.config
+        self._loop = loop
 
         def make_protocol() -> asyncio.Protocol:
             return config.http_protocol_class(  # type: ignore[call-arg]

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 STOP_S = 10  # calls that run may end within this time
 START_S_MAX = 30.0
+ANSWER_S_MAX = 10.0  # of the event loop, however busy it is
 BACKLOG = 512
 
 
@@ -79,6 +80,14 @@ class WebServer:
             return True
         self._thread.join(2 * STOP_S)
         return not self._thread.is_alive()
+
+    def find_faults(self) -> list[str]:
+        """Why this server answers no calls; for a watchdog. Blocks for up to ANSWER_S_MAX."""
+        if not self._thread.is_alive():
+            return ["the HTTP server has ended"]
+        if not self._server.started or self._server.answers_within(ANSWER_S_MAX):
+            return []
+        return [f"the event loop has answered nothing for {ANSWER_S_MAX:g} s"]
 
     def _serve(self) -> None:
         try:

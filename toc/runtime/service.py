@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 _clock = SystemClock()  # services wait in real time, also when tests set the jobs' clock
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
+STALLED_S = 600.0  # far above the time limits of all calls to servers that one step makes
+_started: weakref.WeakSet[Service] = weakref.WeakSet()  # of this process
+_started_lock = threading.Lock()
 
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
@@ -46,6 +50,7 @@ class Service:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
+        self._step_began_s: float | None = None  # None: it waits
         self._log_throttle = LogThrottle(log)
 
     def run_once(self) -> float:
@@ -59,6 +64,8 @@ class Service:
                     target=self._run_until_stopped, name=self.name, daemon=True
                 )
                 self._thread.start()
+                with _started_lock:
+                    _started.add(self)
 
     def wake(self) -> None:
         """Ends the present wait early."""
@@ -82,11 +89,23 @@ class Service:
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
+    def describe_stall(self) -> str | None:
+        """Why this service works no more, although nobody has stopped it; None: it works."""
+        thread, began_s = self._thread, self._step_began_s
+        if thread is None or self.stopping:
+            return None
+        if not thread.is_alive():
+            return f"the thread {self.name} has ended"
+        if began_s is not None and _clock.monotonic_s() > began_s + STALLED_S:
+            return f"a step of {self.name} takes longer than {STALLED_S:g} s"
+        return None
+
     def _run_until_stopped(self) -> None:
         pause_s = PAUSE_S_MIN
         while not self._stopping.is_set():
             # Cleared before the step: a wake during the step shortens the wait after the step.
             self._wake.clear()
+            self._step_began_s = _clock.monotonic_s()
             try:
                 wait_s = self.run_once()
                 pause_s = PAUSE_S_MIN
@@ -96,6 +115,7 @@ class Service:
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
                 continue
+            self._step_began_s = None
             if wait_s > 0:
                 self._wake.wait(wait_s)
 
@@ -113,3 +133,10 @@ def stop_services(services: Sequence[Service], timeout_s: float) -> bool:
     deadline_s = _clock.monotonic_s() + timeout_s
     gone = [service.stop(max(0.0, deadline_s - _clock.monotonic_s())) for service in services]
     return all(gone)
+
+
+def find_stalled_services() -> list[str]:
+    """Why each service of this process that works no more does not; for a watchdog."""
+    with _started_lock:
+        started = list(_started)
+    return [stall for service in started if (stall := service.describe_stall()) is not None]
