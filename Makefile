@@ -86,6 +86,11 @@ durations: setup-all servers  ## run the tests and write down how long each file
 reference: setup-all  ## make the pages of docs/reference that come from the program
 	@$(BIN)/python -m tests.tidy.reference_pages
 
+.PHONY: docs
+docs: setup-all  ## make the site of docs/ in build/docs, without warnings; open build/docs/index.html
+	@$(BIN)/sphinx-build -W --keep-going -n -q -d build/doctrees docs build/docs
+	@cp build/docs/README.html build/docs/index.html
+
 .PHONY: test-all
 test-all: setup-all servers  ## the tests that take hours too: 5,000 seeds, every fault, the large models
 	@TOC_TEST_ALL=1 TOC_TEST_SEEDS=$${TOC_TEST_SEEDS:-5000} $(BIN)/pytest $(if $(ARGS),$(ARGS),$(SHARED))
@@ -143,7 +148,7 @@ $(AUDIT)/setup.stamp: requirements-audit.lock
 
 .PHONY: lock
 lock:  ## resolve the dependencies anew into the files requirements….lock (needs uv)
-	$(compile) pyproject.toml --extra embedded --extra web --extra client --extra reconcile --group dev $(ARGS) --output-file requirements-all.lock
+	$(compile) pyproject.toml --extra embedded --extra web --extra client --extra reconcile --group dev --group docs $(ARGS) --output-file requirements-all.lock
 	$(compile) pyproject.toml --extra embedded --extra web --extra client --constraints requirements-all.lock --output-file requirements.lock
 	$(compile) --group build --constraints requirements-all.lock --output-file requirements-build.lock
 	$(compile) --group audit $(ARGS) --output-file requirements-audit.lock
