@@ -1,0 +1,55 @@
+"""What a reader of the tutorial and the how-to pages would run: blocks of Python, and shell commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+FOUND = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = ["tutorial.md", *(page for page in FOUND if not page.endswith(".zh.md"))]
+PROGRAMS = "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|systemctl|kubectl|docker"
+COMMAND = re.compile(rf"\$? ?((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}|spark-submit) .*)")
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text("utf-8")
+
+
+def python_blocks(page: str) -> list[str]:
+    found = FENCE.findall(text_of(page))
+    return [
+        re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+        for indent, language, code in found
+        if language == "python"
+    ]
+
+
+def shell_commands(page: str) -> list[str]:
+    """The commands in fenced `sh` blocks, and in indented blocks, each as one line without its comment."""
+
+    def in_fence(found: re.Match[str]) -> str:
+        code = found[3] if found[2] == "sh" else ""
+        return "".join(f"    {line}\n" for line in code.splitlines())
+
+    lines = iter(re.sub(r"\\\n *", "", FENCE.sub(in_fence, text_of(page))).splitlines())
+    commands = []
+    for line in lines:
+        found = COMMAND.fullmatch(line.strip()) if line.startswith("    ") else None
+        if found is None:
+            continue
+        command = found[1]
+        while not is_closed(command):  # a quotation goes on in the next line
+            command += " " + next(lines).strip()
+        commands.append(re.sub(r" +# .*", "", command))
+    return commands
+
+
+def is_closed(command: str) -> bool:
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return False
+    return True
