@@ -18,6 +18,7 @@ myst_heading_anchors = 4  # links name headings as GitHub does
 html_theme = "furo"
 html_title = "toc"
 html_copy_source = False
+smartquotes = False  # a text in quotation marks is meant letter by letter
 highlight_language = "none"  # indented blocks are commands and what they print
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)

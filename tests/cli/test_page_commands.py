@@ -69,6 +69,7 @@ def test_the_lists_name_only_what_is_there() -> None:
         assert Path(page).name in (ROOT / test).read_text("utf-8"), test
 
 
+@pytest.mark.timeout(600)
 def test_the_other_commands_run(
     toc: Toc, mysql_database: str, redis_server: Endpoint, redis_namespace: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[..., Process],

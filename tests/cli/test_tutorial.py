@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Toc
 from tests.cli.processes import Process, clean_environment, wait_until
 from tests.servers.endpoint import Endpoint
@@ -58,6 +60,7 @@ def settings_of_the_page(addresses: dict[str, str]) -> str:
     return str(settings)
 
 
+@pytest.mark.timeout(600)
 def test_the_tutorial(
     toc: Toc, start: Callable[..., Process], mysql_database: str, redis_server: Endpoint,
     redis_namespace: str, tmp_path: Path,

@@ -9,8 +9,12 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 FOUND = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / "how-to").glob("*.md"))]
 PAGES = ["tutorial.md", *(page for page in FOUND if not page.endswith(".zh.md"))]
-PROGRAMS = "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|systemctl|kubectl|docker"
-COMMAND = re.compile(rf"\$? ?((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}|spark-submit) .*)")
+PROGRAMS = (
+    "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl|docker|promtool"
+)
+COMMAND = re.compile(rf"\$ (.+)|((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}) .+)")
+"""In an indented block: a line behind a prompt, or one that begins with a known program."""
+CONTINUED = re.compile(r"\\\n *")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
@@ -31,18 +35,18 @@ def shell_commands(page: str) -> list[str]:
     """The commands in fenced `sh` blocks, and in indented blocks, each as one line without its comment."""
 
     def in_fence(found: re.Match[str]) -> str:
-        code = found[3] if found[2] == "sh" else ""
-        return "".join(f"    {line}\n" for line in code.splitlines())
+        code = CONTINUED.sub("", found[3]) if found[2] == "sh" else ""
+        return "".join(f"    $ {line}\n" for line in code.splitlines())
 
-    lines = iter(re.sub(r"\\\n *", "", FENCE.sub(in_fence, text_of(page))).splitlines())
+    lines = iter(CONTINUED.sub("", FENCE.sub(in_fence, text_of(page))).splitlines())
     commands = []
     for line in lines:
         found = COMMAND.fullmatch(line.strip()) if line.startswith("    ") else None
         if found is None:
             continue
-        command = found[1]
+        command = found[1] or found[2]
         while not is_closed(command):  # a quotation goes on in the next line
-            command += " " + next(lines).strip()
+            command += " " + next(lines).strip().removeprefix("$ ")
         commands.append(re.sub(r" +# .*", "", command))
     return commands
 
