@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from toc.runtime import metrics
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 GRAFANA = ROOT / "deploy/grafana"
 METRIC = re.compile(r"\b(?:toc_\w+|process_\w+|up)\b(?!\s*\()")
+SUFFIXES = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"], "gauge": [""]}
 THRESHOLD = re.compile(r"\s*(?:==|!=|>=|<=|>|<)\s*-?[\d.]+")
 
 
@@ -41,3 +45,13 @@ def dashboards() -> Any:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def known_metric_names() -> set[str]:
+    """The names of all series that toc has."""
+    return {
+        metric._name + suffix
+        for metric in vars(metrics).values()
+        if isinstance(metric, MetricWrapperBase)
+        for suffix in SUFFIXES[metric._type]
+    }
