@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from toc.dashboard.line_chart import Line, LineChart
+from toc.dashboard.line_chart import ChartLine, LineChart
 from toc.dashboard.texts import Texts
 from toc.domain.bucket_quantile import quantile_of_buckets
 from toc.domain.pauses import ALL, PauseInfo, Phase, biz_type_of_target
@@ -123,17 +123,17 @@ def make_view(
         rates_chart=LineChart(
             times_s,
             [
-                Line("s1", t["per_s_in"], [it.scheduled if it else None for it in rates]),
-                Line("s2", t["per_s_out"], [it.ended if it else None for it in rates]),
-                Line("s3", t["per_s_cancelled"], [it.cancelled if it else None for it in rates]),
+                ChartLine("s1", t["per_s_in"], [it.scheduled if it else None for it in rates]),
+                ChartLine("s2", t["per_s_out"], [it.ended if it else None for it in rates]),
+                ChartLine("s3", t["per_s_cancelled"], [it.cancelled if it else None for it in rates]),
             ],
             marks_s,
         ),
         lateness_chart=LineChart(
             times_s,
             [
-                Line("s1", "p50", [_of_bounds(row.p50_s) for row in rows]),
-                Line("s2", "p99", [_of_bounds(row.p99_s) for row in rows]),
+                ChartLine("s1", "p50", [_of_bounds(row.p50_s) for row in rows]),
+                ChartLine("s2", "p99", [_of_bounds(row.p99_s) for row in rows]),
             ],
             marks_s,
             is_logarithmic=True,

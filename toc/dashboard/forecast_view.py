@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.forecast_question import Question
-from toc.dashboard.line_chart import Line, LineChart
+from toc.dashboard.line_chart import ChartLine, LineChart
 from toc.dashboard.texts import Texts
 from toc.domain.due_grid import DAY_MS, HOUR_MS, MINUTE_MS, DueGrid, move_counts
 from toc.domain.fluid_queue import Wait, counts_of, most_late
@@ -75,26 +75,26 @@ class ForecastView:
     def jobs_chart(self, t: Texts) -> LineChart:
         """The jobs that are due, those that are done, and those that can be done, in each row."""
         rows = self.rows
-        lines = [Line("due", t["forecast_due"], [_rounded(row.due) for row in rows])]
+        lines = [ChartLine("due", t["forecast_due"], [_rounded(row.due) for row in rows])]
         lines += [
-            Line(f"type{place}", name, [_rounded(row.by_type[place]) for row in rows])
+            ChartLine(f"type{place}", name, [_rounded(row.by_type[place]) for row in rows])
             for place, name in enumerate(self.columns)
         ]
-        lines.append(Line("done", t["forecast_done"], [_rounded(row.done) for row in rows]))
+        lines.append(ChartLine("done", t["forecast_done"], [_rounded(row.done) for row in rows]))
         if rows and rows[0].can is not None:
-            lines.append(Line("can", t["forecast_can"], [_rounded(row.can) for row in rows]))
+            lines.append(ChartLine("can", t["forecast_can"], [_rounded(row.can) for row in rows]))
         if self.what_if is not None:
             values = [_rounded(row.what_if_done) for row in rows]
-            lines.append(Line("what-if", t["forecast_what_if"], values))
+            lines.append(ChartLine("what-if", t["forecast_what_if"], values))
         return LineChart(self._edges_s, lines, is_stepped=True)
 
     def lateness_chart(self, t: Texts) -> LineChart | None:
         """How late the jobs of each row are, in minutes; None: not known."""
         late = [_minutes(row.late_ms) for row in self.rows]
-        lines = [Line("late", t["forecast_late_min"], late)]
+        lines = [ChartLine("late", t["forecast_late_min"], late)]
         if self.what_if is not None:
             late = [_minutes(row.what_if_late_ms) for row in self.rows]
-            lines.append(Line("what-if", t["forecast_what_if"], late))
+            lines.append(ChartLine("what-if", t["forecast_what_if"], late))
         is_known = any(value is not None for line in lines for value in line.values)
         return LineChart(self._edges_s, lines) if is_known else None
 

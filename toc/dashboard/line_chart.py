@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line. style: its class in app.css, which has the colour and the dashes. values: None: a gap."""
 
     style: str
@@ -24,7 +24,7 @@ class LineChart:
     """
 
     times_s: Sequence[float]
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     marks: Sequence[tuple[float, str]] = ()
     is_stepped: bool = False
     is_logarithmic: bool = False
