@@ -108,9 +108,7 @@ def make_view(
     recent = [each for each in full[-RATE_MINUTES:] if each.reports]
     rows = [_minute_row(each) for each in full]
     marks = list(_make_marks(full, pauses, may_read, t))[-MARKS_MAX:]
-    times_s = [
-        row.start_ms // 1000 + MINUTE_MS // 2000 for row in rows
-    ]  # the middle of each minute
+    times_s = [(row.start_ms + MINUTE_MS // 2) / 1000 for row in rows]
     marks_s = [(mark.at_ms / 1000, mark.text) for mark in marks]
     rates = [row.rates for row in rows]
     return ActivityView(
@@ -123,9 +121,9 @@ def make_view(
         rates_chart=LineChart(
             times_s,
             [
-                ChartLine("s1", t["per_s_in"], [it.scheduled if it else None for it in rates]),
-                ChartLine("s2", t["per_s_out"], [it.ended if it else None for it in rates]),
-                ChartLine("s3", t["per_s_cancelled"], [it.cancelled if it else None for it in rates]),
+                _rates_line("s1", t["per_s_in"], rates, lambda it: it.scheduled),
+                _rates_line("s2", t["per_s_out"], rates, lambda it: it.ended),
+                _rates_line("s3", t["per_s_cancelled"], rates, lambda it: it.cancelled),
             ],
             marks_s,
         ),
@@ -249,6 +247,12 @@ def _make_marks(
         if pause.from_ms >= since_ms and may_read(name):
             found.append(Mark(pause.from_ms, f"{pause_word} {name or pause.target}"))
     yield from sorted(found, key=lambda mark: mark.at_ms)
+
+
+def _rates_line(
+    style: str, name: str, rates: Sequence[Rates | None], pick: Callable[[Rates], float]
+) -> ChartLine:
+    return ChartLine(style, name, [None if it is None else round(pick(it), 3) for it in rates])
 
 
 def _of_bounds(seconds: float | None) -> float | None:
