@@ -54,7 +54,7 @@ def test_rates_are_of_full_minutes_that_are_known() -> None:
 def test_a_chart_has_a_gap_where_nothing_is_known() -> None:
     known = MinuteActivity(0, 1, {"a": TypeActivity(60)}, {"lateness": [0, 4] + [0] * 15})
     view = make_view(minutes(known, MinuteActivity(0)), (), lambda _: True, T)
-    rates, lateness = json.loads(view.rates_chart), json.loads(view.lateness_chart)
+    rates, lateness = json.loads(view.rates_chart.data), json.loads(view.lateness_chart.data)
     assert rates["series"][0]["values"][-2:] == [1.0, None]
     assert 0.001 < lateness["series"][0]["values"][-2] <= 0.0025
     assert len(rates["times"]) == len(rates["series"][0]["values"]) == HISTORY_MINUTES - 1

@@ -72,11 +72,15 @@ def show(visitor: httpx.Client, **query: str) -> str:
 
 def chart_of(page: str) -> dict[str, list[float]]:
     """The values of the lines of the charts, by their labels; of a label in both charts, the first one."""
-    (text,) = (attrs["data-chart"] for _, attrs in Elements(page).found if "data-chart" in attrs)
-    found = json.loads(text or "")
-    lines = [line for chart in found["charts"] for line in chart["lines"]]
-    assert all(len(line["values"]) == len(found["edges"]) - 1 for line in lines)
-    return {line["label"]: line["values"] for line in reversed(lines)}
+    texts = (attrs["data-chart"] for _, attrs in Elements(page).found if "data-chart" in attrs)
+    charts = [json.loads(text or "") for text in texts]
+    lines = [line for chart in charts for line in chart["series"]]
+    assert all(
+        len(line["values"]) == len(chart["times"]) - 1
+        for chart in charts
+        for line in chart["series"]
+    )
+    return {line["name"]: line["values"] for line in reversed(lines)}
 
 
 @pytest.mark.parametrize("span", ["hour", "day", "month"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from toc.dashboard.line_chart import ChartLine, LineChart
 from toc.dashboard.texts import Texts
 from toc.domain.bucket_quantile import quantile_of_buckets
 from toc.domain.pauses import ALL, PauseInfo, Phase, biz_type_of_target
@@ -89,8 +88,8 @@ class ActivityView:
     types: Sequence[TypeRates]
     minutes: Sequence[MinuteRow]
     marks: Sequence[Mark]
-    rates_chart: str
-    lateness_chart: str
+    rates_chart: LineChart
+    lateness_chart: LineChart
 
     @property
     def newest_minutes(self) -> Sequence[MinuteRow]:
@@ -109,7 +108,8 @@ def make_view(
     recent = [each for each in full[-RATE_MINUTES:] if each.reports]
     rows = [_minute_row(each) for each in full]
     marks = list(_make_marks(full, pauses, may_read, t))[-MARKS_MAX:]
-    times = [row.start_ms // 1000 for row in rows]
+    times_s = [(row.start_ms + MINUTE_MS // 2) / 1000 for row in rows]
+    marks_s = [(mark.at_ms / 1000, mark.text) for mark in marks]
     rates = [row.rates for row in rows]
     return ActivityView(
         last=_rates(full[-1:]),
@@ -118,20 +118,23 @@ def make_view(
         types=_type_rows(full, recent, pauses, may_read),
         minutes=rows,
         marks=marks,
-        rates_chart=_chart_json(
-            times, marks, "linear",
+        rates_chart=LineChart(
+            times_s,
             [
-                (t["per_s_in"], [it and round(it.scheduled, 3) for it in rates]),
-                (t["per_s_out"], [it and round(it.ended, 3) for it in rates]),
-                (t["per_s_cancelled"], [it and round(it.cancelled, 3) for it in rates]),
+                _rates_line("s1", t["per_s_in"], rates, lambda it: it.scheduled),
+                _rates_line("s2", t["per_s_out"], rates, lambda it: it.ended),
+                _rates_line("s3", t["per_s_cancelled"], rates, lambda it: it.cancelled),
             ],
+            marks_s,
         ),
-        lateness_chart=_chart_json(
-            times, marks, "seconds",
+        lateness_chart=LineChart(
+            times_s,
             [
-                ("p50", [_of_bounds(row.p50_s) for row in rows]),
-                ("p99", [_of_bounds(row.p99_s) for row in rows]),
+                ChartLine("s1", "p50", [_of_bounds(row.p50_s) for row in rows]),
+                ChartLine("s2", "p99", [_of_bounds(row.p99_s) for row in rows]),
             ],
+            marks_s,
+            is_logarithmic=True,
         ),
     )  # fmt: skip
 
@@ -246,24 +249,12 @@ def _make_marks(
     yield from sorted(found, key=lambda mark: mark.at_ms)
 
 
+def _rates_line(
+    style: str, name: str, rates: Sequence[Rates | None], pick: Callable[[Rates], float]
+) -> ChartLine:
+    return ChartLine(style, name, [None if it is None else round(pick(it), 3) for it in rates])
+
+
 def _of_bounds(seconds: float | None) -> float | None:
     """For a chart: a time above all bounds is drawn at the last bound."""
     return None if seconds is None else round(min(seconds, LATENESS_BUCKETS_S[-1]), 6)
-
-
-def _chart_json(
-    times: Sequence[int],
-    marks: Sequence[Mark],
-    scale: str,
-    series: Sequence[tuple[str, Sequence[Any]]],
-) -> str:
-    """The data of a chart, for charts.js. scale: "linear", or "seconds": logarithmic, with units."""
-    return json.dumps(
-        {
-            "times": [time + MINUTE_MS // 2000 for time in times],
-            "series": [{"name": name, "values": values} for name, values in series],
-            "marks": [{"at": mark.at_ms / 1000, "text": mark.text} for mark in marks],
-            "scale": scale,
-        },
-        ensure_ascii=False,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,8 @@ from itertools import pairwise
 
 from toc.dashboard.due_outlook import DueOutlook
 from toc.dashboard.forecast_question import Question
+from toc.dashboard.line_chart import ChartLine, LineChart
+from toc.dashboard.texts import Texts
 from toc.domain.due_grid import DAY_MS, HOUR_MS, MINUTE_MS, DueGrid, move_counts
 from toc.domain.fluid_queue import Wait, counts_of, most_late
 from toc.domain.forecast import Forecast, TypeGate, make_forecast
@@ -71,38 +72,35 @@ class ForecastView:
     def most_due(self) -> float:
         return max((row.due for row in self.rows), default=0.0)
 
-    def chart(self, labels: Mapping[str, str]) -> str:
-        """The charts as JSON: the edges in s, and each line with its label and values."""
+    def jobs_chart(self, t: Texts) -> LineChart:
+        """The jobs that are due, those that are done, and those that can be done, in each row."""
         rows = self.rows
-        lines: list[tuple[str, str, list[float | None]]] = [
-            ("due", labels["due"], [row.due for row in rows])
-        ]
+        lines = [ChartLine("due", t["forecast_due"], [_rounded(row.due) for row in rows])]
         lines += [
-            (f"type{place}", name, [row.by_type[place] for row in rows])
+            ChartLine(f"type{place}", name, [_rounded(row.by_type[place]) for row in rows])
             for place, name in enumerate(self.columns)
         ]
-        lines.append(("done", labels["done"], [row.done for row in rows]))
+        lines.append(ChartLine("done", t["forecast_done"], [_rounded(row.done) for row in rows]))
         if rows and rows[0].can is not None:
-            lines.append(("can", labels["can"], [row.can for row in rows]))
+            lines.append(ChartLine("can", t["forecast_can"], [_rounded(row.can) for row in rows]))
         if self.what_if is not None:
-            lines.append(("what-if", labels["what_if"], [row.what_if_done for row in rows]))
-        late = [("late", labels["late"], [_minutes(row.late_ms) for row in rows])]
+            values = [_rounded(row.what_if_done) for row in rows]
+            lines.append(ChartLine("what-if", t["forecast_what_if"], values))
+        return LineChart(self._edges_s, lines, is_stepped=True)
+
+    def lateness_chart(self, t: Texts) -> LineChart | None:
+        """How late the jobs of each row are, in minutes; None: not known."""
+        late = [_minutes(row.late_ms) for row in self.rows]
+        lines = [ChartLine("late", t["forecast_late_min"], late)]
         if self.what_if is not None:
-            late.append(
-                ("what-if", labels["what_if"], [_minutes(row.what_if_late_ms) for row in rows])
-            )
-        charts = [{"unit": labels["jobs"], "lines": _lines(lines)}]
-        if any(value is not None for _, _, values in late for value in values):
-            charts.append({"unit": labels["late"], "lines": _lines(late)})
-        edges = [edge // 1000 for edge in self.edges_ms]
-        return json.dumps({"time": labels["time"], "edges": edges, "charts": charts})
+            late = [_minutes(row.what_if_late_ms) for row in self.rows]
+            lines.append(ChartLine("what-if", t["forecast_what_if"], late))
+        is_known = any(value is not None for line in lines for value in line.values)
+        return LineChart(self._edges_s, lines) if is_known else None
 
-
-def _lines(lines: Sequence[tuple[str, str, list[float | None]]]) -> list[dict[str, object]]:
-    return [
-        {"kind": kind, "label": label, "values": [_rounded(value) for value in values]}
-        for kind, label, values in lines
-    ]
+    @property
+    def _edges_s(self) -> list[float]:
+        return [edge / 1000 for edge in self.edges_ms]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -110,7 +108,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _minutes(late_ms: float | None) -> float | None:
-    return None if late_ms is None else late_ms / MINUTE_MS
+    return None if late_ms is None else round(late_ms / MINUTE_MS, 2)
 
 
 def make_view(

@@ -14,7 +14,6 @@ from starlette.responses import Response
 _FILES = {
     "app.css": "text/css",
     "app.js": "text/javascript",
-    "forecast.js": "text/javascript",
     "charts.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "vendor/htmx.min.js": "text/javascript",

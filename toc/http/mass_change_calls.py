@@ -241,7 +241,16 @@ def _show(backend: Backend, caller: Caller, change: MassChange) -> dict[str, Any
 
 def _describe(change: MassChange) -> str:
     """A change for the audit. The reason is last: it may be cut off."""
+    jobs = change.jobs
+    filters = {
+        "error class": jobs.error_class,
+        "business id": jobs.biz_id,
+        "since": format_time(jobs.since_ms),
+        "until": format_time(jobs.until_ms),
+        "as of": format_time(jobs.as_of_ms),
+    }
+    words = [f"{name} {value}" for name, value in filters.items() if value is not None]
     return (
         f"{change.mass_change_id}: {change.verb} {change.chosen} of {change.biz_type} at "
-        f"{change.rate_per_s}/s {change.selection} {change.reason}"
+        f"{change.rate_per_s}/s, {', '.join(words)}: {change.reason}"
     )

@@ -1,9 +1,11 @@
 // Draws each element with data-chart, and again when its data, its width or the theme changes.
-// The data: {times: [s], series: [{name, values, steps}], marks: [{at: s, text}], scale: "linear" | "seconds"}.
+// The data: {times: [s], series: [{name, values}], marks: [{at: s, text}], steps, scale: "linear" | "seconds"}.
+// The figure has a sample of each line, in the same order, with its colour and its dashes.
 "use strict";
 
 const CHART_HEIGHT = 220;
-const DASHES = [[], [8, 4], [2, 4]]; // no line is told from another by its colour alone
+const DAY_S = 86_400;
+const DASHES = { solid: [], dashed: [8, 4], dotted: [2, 4] };
 const drawn = new WeakMap();
 
 function formatSeconds(value) {
@@ -16,9 +18,20 @@ function formatCount(value) {
   return value.toLocaleString(document.documentElement.lang, { maximumFractionDigits: 2 });
 }
 
-function colourOf(figure, name) {
-  const sample = figure.querySelector(name);
-  return getComputedStyle(sample || figure).color;
+// Of a long time each value is that of a day.
+function makeClocks(times) {
+  const format = (options, language = "sv-SE") => {
+    const made = new Intl.DateTimeFormat(language, options);
+    return (at) => made.format(at * 1000);
+  };
+  const minute = format({ hour: "2-digit", minute: "2-digit" });
+  if (times.at(-1) - times[0] <= DAY_S) return { axis: minute, readout: minute };
+  const day = format({ month: "short", day: "numeric" }, document.documentElement.lang);
+  return { axis: day, readout: format({ dateStyle: "short", timeStyle: "short" }) };
+}
+
+function formatAxis(value) {
+  return value.toLocaleString(document.documentElement.lang, { notation: "compact" });
 }
 
 function drawMarks(plot, marks, colour) {
@@ -59,8 +72,11 @@ function drawChart(element) {
   const figure = element.closest("figure");
   const isSeconds = chart.scale === "seconds";
   const format = isSeconds ? formatSeconds : formatCount;
-  const clock = new Intl.DateTimeFormat("sv-SE", { hour: "2-digit", minute: "2-digit" });
-  const quiet = colourOf(figure, "figcaption");
+  const clocks = makeClocks(chart.times);
+  const samples = figure.querySelectorAll(".series");
+  // The last step goes on to the last time.
+  const lines = chart.series.map(({ values }) => (values.length < chart.times.length ? [...values, values.at(-1)] : values));
+  const quiet = getComputedStyle(figure.querySelector("figcaption")).color;
   const line = { stroke: quiet, grid: { stroke: quiet, width: 0.25 }, ticks: { stroke: quiet, width: 0.25 } };
   // Of a logarithmic scale only the powers of ten have a line.
   const powers = { ...line.grid, filter: (_, values) => values.map((value) => (Number.isInteger(Math.log10(value)) ? value : null)) };
@@ -77,20 +93,20 @@ function drawChart(element) {
     height: CHART_HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: false, y: false } },
-    scales: { y: isSeconds ? { distr: 3, range: powersAround } : { range: (_, low, high) => [0, high > 0 ? high * 1.4 : 1] } },
+    scales: { y: isSeconds ? { distr: 3, range: powersAround } : { range: (_, low, high) => [0, high > 0 ? high * (chart.marks.length ? 1.4 : 1.05) : 1] } },
     axes: [
-      { ...line, values: (_, times) => times.map((time) => clock.format(time * 1000)) },
-      { ...line, grid: isSeconds ? powers : line.grid, size: 64, values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
+      { ...line, size: 32, values: (_, times) => times.map(clocks.axis) },
+      { ...line, grid: isSeconds ? powers : line.grid, size: 64, values: (_, values) => values.map((value) => (value === null ? "" : (isSeconds ? format : formatAxis)(value))) },
     ],
     series: [
       {},
       ...chart.series.map((each, place) => ({
         label: each.name,
-        stroke: colourOf(figure, `.series.s${place + 1}`),
-        dash: DASHES[place % DASHES.length],
+        stroke: getComputedStyle(samples[place]).color,
+        dash: DASHES[getComputedStyle(samples[place], "::before").borderTopStyle],
         width: 2,
         points: { show: false },
-        paths: each.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+        paths: chart.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
       })),
     ],
     hooks: {
@@ -98,13 +114,13 @@ function drawChart(element) {
       setCursor: [(plot) => {
         const at = plot.cursor.idx;
         const shown = at === null || at === undefined ? "" : [
-          clock.format(chart.times[at] * 1000),
-          ...chart.series.map((each) => `${each.name}: ${format(each.values[at])}`),
+          clocks.readout(chart.times[at]),
+          ...chart.series.map((each, place) => `${each.name}: ${format(lines[place][at])}`),
         ].join(" · ");
         readout.textContent = shown;
       }],
     },
-  }, [chart.times, ...chart.series.map((each) => each.values)], element);
+  }, [chart.times, ...lines], element);
   element.append(readout);
 }
 
