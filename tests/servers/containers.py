@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 
 from tests.servers.endpoint import Remote, probe
-from tests.servers.process import wait_for
+from tests.servers.process import ServerFailedError, wait_for
 
-START_SECONDS_MAX = 120.0  # the image is here by then; a database makes its data first
+# The image is here by then; a database makes its data first. Below the time limit of a test, which would hide
+# the reason.
+START_SECONDS_MAX = 100.0
+LOG_BYTES_MAX = 3000
 
 
 @dataclass(frozen=True)
@@ -75,4 +78,9 @@ def run(name: str) -> Iterator[Remote]:
     with container:
         host = container.get_container_host_ip()
         url = image.url.format(host=host, port=container.get_exposed_port(image.port))
-        yield Remote(url, wait_for(partial(probe, url), image.name, START_SECONDS_MAX))
+        try:
+            version = wait_for(partial(probe, url), image.name, START_SECONDS_MAX)
+        except ServerFailedError as error:
+            log = b"".join(container.get_logs())[-LOG_BYTES_MAX:].decode(errors="replace")
+            raise ServerFailedError(f"{error}\n{log}") from error
+        yield Remote(url, version)

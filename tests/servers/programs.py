@@ -22,6 +22,7 @@ from tests.servers.process import ServerUnavailableError
 
 SID_PACKAGES = "mysql-server-core,redis-server"
 SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
+COMPOSE_NAME = "compose-1"
 # The last two, which its manifest forgets, are for TLS.
 PROMETHEUS_NAME = "prometheus-1"
 ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar", "netty-resolver.jar")
@@ -77,6 +78,14 @@ def sid_root() -> Path:
     if not root.exists():
         raise _missing("Debian unstable's MySQL and Redis", "mysql")
     return root
+
+
+def compose_program() -> str:
+    """The plug-in `compose` of the command `docker`: that of Debian 12 is too old to have one."""
+    path = cache_dir() / COMPOSE_NAME / "usr/libexec/docker/cli-plugins/docker-compose"
+    if not path.exists():
+        raise _missing("Docker Compose", "compose")
+    return str(path)
 
 
 def sid_command(program: str) -> list[str]:
@@ -156,26 +165,32 @@ def apt_install(packages: Sequence[str]) -> None:
         _run([*_sudo(), *environment, *apt, *packages])
 
 
-def _install_sid() -> None:
+def _install_sid(name: str, packages: str) -> None:
+    # "extract" runs no maintainer script, so neither chroot nor root is needed.
+    options = ["--variant=extract", "--mode=chrootless", f"--include={packages}"]
+    make_root(name, "sid", *options)
+
+
+def make_root(name: str, suite: str, *options: str) -> Path:
+    """Makes a root file system of a Debian suite in the cache, if it is not there: a directory, or an archive
+    if `name` ends with .tar. Returns where it is.
+    """
     cache_dir().mkdir(parents=True, exist_ok=True)
-    with (cache_dir() / f"{SID_NAME}.lock").open("w") as lock:
+    with (cache_dir() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (cache_dir() / SID_NAME).exists():  # another runner made it while this one waited
-            return
+        made = cache_dir() / name
+        if made.exists():  # another runner made it while this one waited
+            return made
         if shutil.which("mmdebstrap", path=SYSTEM_PATH) is None:
             # The keyring too: an old one does not know the keys that sign the unstable suite now.
             apt_install(["mmdebstrap", "debian-archive-keyring"])
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"{SID_NAME}.") as directory:
-            _unpack_sid(Path(directory) / "root")
-            (Path(directory) / "root").rename(cache_dir() / SID_NAME)
-
-
-def _unpack_sid(root: Path) -> None:
-    # "extract" runs no maintainer script, so neither chroot nor root is needed.
-    command = ["mmdebstrap", "--variant=extract", "--mode=chrootless", f"--include={SID_PACKAGES}"]
-    # A mirror may be a snapshot, whose release file has expired.
-    options = ['--aptopt=Acquire::Check-Valid-Until "false"']
-    _run([*command, *options, "sid", str(root), f"deb {debian_mirror()} sid main"])
+        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=f"{name}.") as directory:
+            root = Path(directory) / name
+            # A mirror may be a snapshot, whose release file has expired.
+            command = ["mmdebstrap", '--aptopt=Acquire::Check-Valid-Until "false"', *options]
+            _run([*command, suite, str(root), f"deb {debian_mirror()} {suite} main"])
+            root.rename(made)
+        return made
 
 
 def debian_mirror() -> str:
@@ -259,7 +274,11 @@ def _run(command: Sequence[str], *, check: bool = True) -> None:
         raise SystemExit(f"{' '.join(command)}\nended with status {status}")
 
 
-_SID = Package(lambda: _is_found(sid_root), _install_sid, f"mmdebstrap sid: {SID_PACKAGES}")
+_SID = Package(
+    lambda: _is_found(sid_root),
+    partial(_install_sid, SID_NAME, SID_PACKAGES),
+    f"mmdebstrap sid: {SID_PACKAGES}",
+)
 
 PACKAGES = {
     "mysql": _SID,
@@ -292,4 +311,10 @@ PACKAGES = {
     ),
     "systemd": _from_apt("systemd", ("systemd-analyze",), "systemd"),
     "java": _from_apt("java", ("java",), "default-jre-headless"),
+    "docker": _from_apt("docker", ("dockerd",), "docker.io"),
+    "compose": Package(
+        lambda: _is_found(compose_program),
+        partial(_install_sid, COMPOSE_NAME, "docker-compose"),
+        "mmdebstrap sid: docker-compose",
+    ),
 }
