@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.deep import deep
+from tests.deep import ALL
 from tests.http.served_world import declare_type, make_settings, make_token, serve
 from tests.http.web_world import WebWorld
 from toc.http.app import OPENAPI_PATH
@@ -31,7 +31,7 @@ CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip
 LIMITS = {"calls_per_s": 1e6, "calls_per_s_all": 1e6, "failed_logins_per_min": 100_000}
-FEW, MANY = 8, 600
+EXAMPLES = 600 if ALL else 8
 
 
 def test_the_document_is_served_and_names_every_route(small: WebWorld) -> None:
@@ -90,23 +90,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebServer
         yield server, token
 
 
-def check_case(case: Any, served: tuple[WebServer, str]) -> None:
+@SCHEMA.parametrize()
+@hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))
+@pytest.mark.timeout(3600 if ALL else 120)
+def test_drawn_calls_get_declared_answers(case: Any, served: tuple[WebServer, str]) -> None:
+    """With `make test-all` 10,000 calls over all routes."""
     server, token = served
     headers = {"Authorization": f"Bearer {token}"}
     response = case.call(base_url=server.url, headers=headers, timeout=100)
     case.validate_response(response, checks=CHECKS)
-
-
-@SCHEMA.parametrize()
-@hypothesis.settings(max_examples=FEW, suppress_health_check=list(hypothesis.HealthCheck))
-def test_drawn_calls_get_declared_answers(case: Any, served: tuple[WebServer, str]) -> None:
-    check_case(case, served)
-
-
-@deep
-@SCHEMA.parametrize()
-@hypothesis.settings(max_examples=MANY, suppress_health_check=list(hypothesis.HealthCheck))
-@pytest.mark.timeout(3600)
-def test_many_drawn_calls_get_declared_answers(case: Any, served: tuple[WebServer, str]) -> None:
-    """10,000 calls over all routes."""
-    check_case(case, served)

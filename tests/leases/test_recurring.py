@@ -46,6 +46,12 @@ def test_a_failed_lease_makes_the_next_one_only_if_it_ends_the_job(
     assert len(occurrences(rig)) == made
 
 
+def test_the_first_call_of_a_client_arms_the_first_occurrence(rig: LeaseRig) -> None:
+    rig.center.recur(NAME, every=60, biz_type=TYPE)
+    (first,) = occurrences(rig)
+    assert rig.armed_ms(first.job_id) == first.action_ms
+
+
 def test_the_next_occurrence_is_armed(rig: LeaseRig) -> None:
     server = rig.replica()
     rig.center.recur(NAME, every=60, biz_type=TYPE)

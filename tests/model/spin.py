@@ -54,7 +54,7 @@ def check(
 ) -> Found:
     """Goes through all states of `model` (a file's name without .pml) with `switches` (NAME or NAME=value).
 
-    `optimised`: worth it where all states are gone through, not where a violation is soon found.
+    `optimised`: worth it for millions of states. Otherwise the compiler takes longer for it than the run.
     Stops at the first violation; `trail` then adds the steps to it, as text. Raises ServerUnavailableError
     without spin or gcc, ModelError when the model cannot be run or has not ended within the bounds.
     """

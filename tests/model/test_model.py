@@ -37,6 +37,7 @@ def test_the_protocol_holds(variant: Variant, report: Report) -> None:
         variant.switches.split(),
         seconds_max=LARGE_SECONDS_MAX if variant.large else SECONDS_MAX,
         memory_mb=LARGE_MEMORY_MB if variant.large else MEMORY_MB,
+        optimised=variant.large,
     )
     report(variant, found)
     assert found.result == "ok"

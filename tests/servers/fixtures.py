@@ -41,6 +41,10 @@ from tests.servers.zookeeper import (
 REDIS_FIXTURES = ("redis_server", "redis8_server", "redis62_server", "redis_cluster")
 ZOOKEEPER_FIXTURES = ("zookeeper_server", "zookeeper_ensemble")
 
+QUICK = "--innodb-flush-method=nosync"
+"""Of servers that no test kills: nobody waits for the disk. A commit still writes, and all settings of
+durability are those of a server without it. Otherwise each new table waits several times."""
+
 S = TypeVar("S", bound=Server | RedisCluster | ZooKeeperEnsemble)
 
 
@@ -74,14 +78,16 @@ def _served_here(start: Callable[[], S]) -> Iterator[S]:
 @pytest.fixture(scope="session")
 def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """MySQL 9; `url` names no database."""
-    with _served("mysql", lambda: start_mysql(tmp_path_factory.mktemp("mysql"))) as server:
+    directory = tmp_path_factory.mktemp("mysql")
+    with _served("mysql", lambda: start_mysql(directory, QUICK)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """MariaDB 10.11; `url` names no database."""
-    with _served("mariadb", lambda: start_mariadb(tmp_path_factory.mktemp("mariadb"))) as server:
+    directory = tmp_path_factory.mktemp("mariadb")
+    with _served("mariadb", lambda: start_mariadb(directory, QUICK)) as server:
         yield server
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -223,7 +223,10 @@ class RecurringVerbs:
     def _now_ms(self, state: Connections) -> int:
         return state.database_now_ms(state.databases[0])
 
-    def _arm(self, state: Connections, made: Iterable[MadeOccurrence]) -> None:
+    def _arm(self, state: Connections, made: Sequence[MadeOccurrence]) -> None:
+        if made:
+            # Without it the first call of a client would not know the time, and no job would be near.
+            state.database_now_ms(state.database_of_job(made[0].job_id))
         state.arm_near_jobs((each.biz_type, Reminder(each.due_ms, each.job_id)) for each in made)
 
 
