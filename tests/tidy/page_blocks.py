@@ -9,7 +9,9 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 FOUND = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / "how-to").glob("*.md"))]
 PAGES = ["tutorial.md", *(page for page in FOUND if not page.endswith(".zh.md"))]
-PROGRAMS = "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl|docker"
+PROGRAMS = (
+    "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl|docker"
+)
 COMMAND = re.compile(rf"\$ (.+)|((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}|promtool) .+)")
 """In an indented block: a line behind a prompt, or one that begins with a known program."""
 CONTINUED = re.compile(r"\\\n *")
