@@ -192,7 +192,11 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mapping[str,
 
 
 def test_the_settings_are_accepted(environment: Mapping[str, str]) -> None:
-    assert find_unknown_variables(environment) == []
+    of_pods = [
+        each["name"] for container in CONTAINERS.values() for each in container.get("env", ())
+    ]
+    assert "TOC_HTTP__HOST" in of_pods
+    assert find_unknown_variables([*environment, *of_pods]) == []
     settings = load_settings()
     assert settings.has_cluster
     assert settings.web.hosts == ("toc", "toc.example.com")

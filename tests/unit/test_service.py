@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ from tests.worker.waiting import wait_until
 from toc.errors import TimerUnavailable
 from toc.runtime import service as module
 from toc.runtime.service import Service, find_stalled_services, stop_services
+from toc.worker.lease_recovery import LeaseRecovery
 
 
 class Counting(Service):
@@ -169,10 +171,8 @@ def test_several_are_stopped_side_by_side() -> None:
     assert all(service.stopping for service in services)
 
 
-def test_a_service_that_waits_or_was_stopped_is_not_stalled(
-    service: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STALLED_S", 0.0)
+def test_a_service_that_waits_or_was_stopped_is_not_stalled(service: Counting) -> None:
+    service.step_s_max = 0.0
     assert service.describe_stall() is None
     service.start()
     assert service.wait_for_step()
@@ -181,7 +181,7 @@ def test_a_service_that_waits_or_was_stopped_is_not_stalled(
     assert service.describe_stall() is None
 
 
-def test_a_step_that_takes_too_long_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_takes_too_long_is_a_stall() -> None:
     go_on = threading.Event()
 
     class Hanging(Counting):
@@ -194,7 +194,7 @@ def test_a_step_that_takes_too_long_is_a_stall(monkeypatch: pytest.MonkeyPatch) 
     hanging.start()
     assert hanging.wait_for_step()
     assert hanging.describe_stall() is None
-    monkeypatch.setattr(module, "STALLED_S", 0.0)
+    hanging.step_s_max = 0.0
     wait_until(lambda: "a step of toc-counting takes longer than 0 s" in find_stalled_services())
     go_on.set()
     hanging.stop()
@@ -211,3 +211,8 @@ def test_a_thread_that_has_ended_by_itself_is_a_stall() -> None:
     wait_until(lambda: "the thread toc-counting has ended" in find_stalled_services())
     ending.stop()
     assert ending.describe_stall() is None
+
+
+def test_a_last_attempt_may_run_for_as_long_as_its_timeout() -> None:
+    # A watchdog that ended the process then would make the job dead.
+    assert LeaseRecovery.step_s_max == math.inf

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 _clock = SystemClock()  # services wait in real time, also when tests set the jobs' clock
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 2.0
-STALLED_S = 600.0  # far above the time limits of all calls to servers that one step makes
 _started: weakref.WeakSet[Service] = weakref.WeakSet()  # of this process
 _started_lock = threading.Lock()
 
@@ -43,6 +42,9 @@ class Service:
 
     Stopping without a start, and stopping twice, are legal. `stop` waits up to `timeout_s`.
     """
+
+    step_s_max = 1800.0
+    """A step that takes longer counts as hung. Far above the time limits of all calls that one step makes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,8 +98,8 @@ class Service:
             return None
         if not thread.is_alive():
             return f"the thread {self.name} has ended"
-        if began_s is not None and _clock.monotonic_s() > began_s + STALLED_S:
-            return f"a step of {self.name} takes longer than {STALLED_S:g} s"
+        if began_s is not None and _clock.monotonic_s() > began_s + self.step_s_max:
+            return f"a step of {self.name} takes longer than {self.step_s_max:g} s"
         return None
 
     def _run_until_stopped(self) -> None:

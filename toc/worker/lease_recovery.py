@@ -14,6 +14,7 @@ then ":alone" is removed from the run's token, and other jobs start again.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +46,8 @@ EXTRA_MAX = 3  # attempts beyond max_attempts that a job may get because none of
 
 class LeaseRecovery(Service):
     """Takes over the suspects of one database; if its queue is full, the next pop or scan finds the jobs."""
+
+    step_s_max = math.inf  # a step waits for a last attempt, up to the timeout of its type
 
     def __init__(
         self,
