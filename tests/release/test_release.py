@@ -16,8 +16,6 @@ import pytest
 from tests.release.build import ROOT, Artifacts, ReleaseError, build_twice, check_wheel
 from tests.release.notes import notes_of
 
-pytestmark = pytest.mark.xdist_group("release")
-
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
