@@ -9,6 +9,8 @@ import pytest
 
 from tests.contract.library import Library
 from tests.integration.test_poller import Recording
+from tests.unit.test_pauses import known
+from toc.domain.pauses import Pause
 from toc.runtime.admission import AdmissionChain
 from toc.scanner import fallback as module
 from toc.scanner import overdue_search
@@ -34,6 +36,7 @@ def make(small_library: Library, sink: Recording) -> Make:
         page_rows: int = 500,
         types: Any = lambda: None,
         restrictions: Any = None,
+        in_parts: bool = False,
     ) -> FallbackScanner:
         return FallbackScanner(
             "toc-fallback-test",
@@ -42,7 +45,7 @@ def make(small_library: Library, sink: Recording) -> Make:
                 0, small_library.pages, sink, sink.inbox(0), types, page_rows, restrictions
             ),
             0, small_library.databases[0].shards, small_library.clock, start_at=start_at,
-            grace_ms=GRACE_MS, period_s=PERIOD_S, are_limits_in_parts=lambda: True,
+            grace_ms=GRACE_MS, period_s=PERIOD_S, are_limits_in_parts=lambda: in_parts,
         )  # fmt: skip
 
     return made
@@ -167,6 +170,24 @@ def test_it_rests_from_reading_what_it_cannot_claim(
     assert fallback.run_once() == pytest.approx(4 * 0.1 * WASTE, abs=1)
 
 
+def test_it_begins_at_the_next_shard_after_a_round_that_was_too_long(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overdue_jobs(small_library)
+    read: list[int] = []
+
+    def read_slowly(shard: int, *rest: Any) -> Any:
+        read.append(shard)
+        small_library.clock.advance(module.FRUITLESS_S_MAX * 0.6)
+        return []
+
+    monkeypatch.setattr(small_library.pages, "read_overdue_rows", read_slowly)
+    fallback = make(types=lambda: [999])
+    one_round(small_library, fallback)
+    one_round(small_library, fallback, after_s=module.REST_S_MAX)
+    assert read == [0, 1, 2, 3]
+
+
 def test_one_broken_table_hides_no_other(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +219,43 @@ def test_more_shards_than_one_statement_takes(
     assert set(sink.ids) == set(jobs)
 
 
+def restrictions_of_report(library: Library, gate: Gate) -> ScannedTypes:
+    """With a limit that admits all jobs of the type."""
+    gate.set_limits({"report": AdmissionChain([])})
+    names = library.database_metadata.types.known.names
+    return ScannedTypes(gate, lambda: names)
+
+
+@pytest.mark.parametrize("in_parts", [False, True], ids=["redis", "no redis"])
+def test_jobs_of_a_restricted_type_are_claimed_and_are_no_fault(
+    small_library: Library, sink: Recording, make: Make, in_parts: bool
+) -> None:
+    """Perhaps no process stands behind the members that own their slot and their shard."""
+    library = small_library
+    jobs = [library.pending(biz_id, type_no=library.report_no) for biz_id in range(30)]
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    fallback = make(restrictions=restrictions_of_report(library, Gate()), in_parts=in_parts)
+    one_round(library, fallback)
+    assert sorted(sink.ids) == sorted(jobs)
+    assert fallback.overdue.shards == 0
+    # With Redis the owners look for the jobs that may start next.
+    wait_s = fallback.run_once()
+    assert (wait_s <= module.AGAIN_S) == in_parts
+
+
+def test_jobs_of_a_paused_type_are_not_claimed(
+    small_library: Library, sink: Recording, make: Make
+) -> None:
+    library = small_library
+    for biz_id in range(30):
+        library.pending(biz_id, type_no=library.report_no)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    gate = Gate(clock=library.clock)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    one_round(library, make(restrictions=restrictions_of_report(library, gate)))
+    assert sink.ids == []
+
+
 def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_claimed(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,11 +266,8 @@ def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_cla
     library.clock.advance(1)
     library.pending(42)
     library.clock.advance(GRACE_MS / 1000 + 1)
-    gate = Gate()
-    gate.set_limits({"report": AdmissionChain([])})
-    names = library.database_metadata.types.known.names
     fallback = make(
-        types=lambda: [library.report_no], restrictions=ScannedTypes(gate, lambda: names)
+        types=lambda: [library.report_no], restrictions=restrictions_of_report(library, Gate())
     )
     one_round(library, fallback)
     assert sorted(sink.ids) == sorted(limited)

@@ -305,9 +305,14 @@ def test_a_sink_is_limited_too(make_rig: MakeRig) -> None:
     assert handler.most == {None: 1}
 
 
-def test_without_redis_jobs_of_nodes_without_a_part_run_elsewhere(make_rig: MakeRig) -> None:
-    """A concurrency of 1 among three nodes: two of them have no part, and may own a shard and its deputy."""
-    rig = make_rig(**SOON, **MODES["no redis"])
+@pytest.mark.parametrize("mode", MODES)
+def test_jobs_whose_slot_and_shard_nobody_serves_run_elsewhere(
+    make_rig: MakeRig, mode: str
+) -> None:
+    """The owner and the deputy may be members without a process. Without Redis, one of three nodes has the
+    only place of a concurrency of 1, and the other two may own a shard and its deputy.
+    """
+    rig = make_rig(**{**SOON, "scanner": {"grace_s": 0, "tick_s": 0.05}, **MODES[mode]})
     handler = RunningCount()
     rig.handler()(handler)
     declare(rig, TYPE, concurrency=1)

@@ -8,9 +8,10 @@ have claimed long ago, and claims them. The fallback does not use the members at
 Its cost is bounded: one statement for 240 shards every `period_s`; after time spent without finding rows to
 claim (e.g. only rows of types without a handler here) it rests WASTE times as long.
 
-Jobs of restricted types are late because a person wants it, so they are left out. While each node takes its
-part of the limits, without Redis, a node may have no part of a type's concurrency at all: then the fallbacks
-of the nodes that have a part claim the jobs of the others (ADR 45).
+Jobs of restricted types may be late because a person wants it, so they count as no fault. They are claimed as
+far as their admissions allow: perhaps nobody pops them. While each node takes its part of the limits, without
+Redis, a node may have no part of a type's concurrency at all: then the fallbacks of the nodes that have one
+claim the jobs of the others, and soon (ADR 45).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ WASTE = 200
 FRUITLESS_S_MAX = 1.0  # a round ends after so long of reading rows that this node cannot claim
 REST_S_MAX = 600.0
 STEPS_MAX = 20  # in a check of a block of shards whose restricted types have many rows
-AGAIN_S = 1.0  # between two rounds while jobs of limited types are found and claimed
+AGAIN_S = (
+    1.0  # between two rounds without Redis, while jobs of restricted types are found and claimed
+)
 NO_PERMITS_S = 1.0  # the fallback is woken earlier when permits are returned
 
 
@@ -69,13 +72,13 @@ class FallbackScanner(Service):
     ) -> None:
         super().__init__(name)
         self._are_limits_in_parts = are_limits_in_parts
-        self._claimed_limited = False  # in this round
+        self._claimed_restricted = False  # in this round
         self._pages, self._overdue_pages = pages, overdue_pages
         self._database, self._clock = database, clock
         first = start_at % len(shards)
         self._shards = [*shards[first:], *shards[:first]]
         self._grace_ms, self._period_s = grace_ms, period_s
-        self._search, self._search_of_limited = OverdueSearch(pages), OverdueSearch(pages)
+        self._search, self._search_of_restricted = OverdueSearch(pages), OverdueSearch(pages)
         self._scanned: frozenset[int] = frozenset()
         # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
         self._found: deque[tuple[int, tuple[int, int]]] = deque()
@@ -97,8 +100,9 @@ class FallbackScanner(Service):
         """Checks all shards, or claims a page of one shard. Returns the seconds until the next step."""
         if self._found:
             return self._claim_overdue_page()
-        # The next job of a limited type may start soon, and nobody else looks for it.
-        period_s = min(self._period_s, AGAIN_S) if self._claimed_limited else self._period_s
+        # Without Redis the next job of a limited type may start soon, and nobody else looks for it.
+        is_urgent = self._claimed_restricted and self._are_limits_in_parts()
+        period_s = min(self._period_s, AGAIN_S) if is_urgent else self._period_s
         rest_s = max(period_s, min(WASTE * self._wasted_s, REST_S_MAX))
         wait_s = self._began_s + rest_s - self._clock.monotonic_s()
         if wait_s > 0:
@@ -108,32 +112,30 @@ class FallbackScanner(Service):
         return 0
 
     def _find_overdue_shards(self) -> None:
-        restricted = self._overdue_pages.restricted_numbers()
+        closed = self._overdue_pages.closed_numbers()
+        restricted = self._overdue_pages.restricted_numbers() | closed
         found = self._find_in_all_shards(self._search, restricted)
         since_ms = (self.overdue.since_ms or self._clock.wall_ms()) if found else None
         self.overdue = self.overdue._replace(shards=len(found), since_ms=since_ms)
         metrics.SHARDS_OVERDUE.labels(f"database_{self._database}").set(len(found))
-        others = (each for each in found.items() if each[0] not in self._scanned)
-        self._found.extend(others)  # guard: net-under-every-shard
-        if self._found:
+        of_others = len(found.keys() - self._scanned)
+        if of_others:
             self._log_throttle.warning(
                 "overdue",
                 "jobs in %d of %d shards of database %d are overdue by more than %g s, though other nodes"
                 " own these shards: this node claims them too. Are those nodes overloaded, or are they no"
                 " nodes of yours? `toc nodes` lists them",
-                len(self._found), len(self._shards), self._database, self._grace_ms / 1000,
+                of_others, len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
-        self._claimed_limited = False
-        limited = self._overdue_pages.limited_numbers()
-        if limited and self._are_limits_in_parts():
-            left_out = (restricted - limited) | self._overdue_pages.closed_numbers()
-            keys = dict(self._found)
-            more = self._find_in_all_shards(self._search_of_limited, left_out)
+        self._claimed_restricted = False
+        if restricted != closed:
+            more = self._find_in_all_shards(self._search_of_restricted, closed)
             for shard, key in more.items():
-                if shard not in self._scanned:
-                    # The other search may have passed over rows of limited types.
-                    keys[shard] = min(key, keys.get(shard, key))
-            self._found = deque(keys.items())
+                # The first search may have passed over rows of restricted types.
+                found[shard] = min(key, found.get(shard, key))
+        in_order = (shard for shard in self._shards if shard in found)
+        others = [(shard, found[shard]) for shard in in_order if shard not in self._scanned]
+        self._found.extend(others)  # guard: net-under-every-shard
 
     def _find_in_all_shards(
         self, search: OverdueSearch, left_out: Collection[int]
@@ -180,7 +182,7 @@ class FallbackScanner(Service):
                 shard, after, self._grace_ms, permits, found_s
             )
             claimed = self._overdue_pages.claim_overdue_page(page)
-            self._claimed_limited |= bool(claimed and page.admissions)
+            self._claimed_restricted |= bool(claimed and page.admissions)
             if page.has_more:  # the next page is read after the other shards
                 self._found.append((shard, page.after))
         except Exception as error:  # noqa: BLE001 - as above
@@ -190,6 +192,12 @@ class FallbackScanner(Service):
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s
-            if self._fruitless_s > FRUITLESS_S_MAX:
+            if self._fruitless_s > FRUITLESS_S_MAX and self._found:
+                self._begin_next_round_at(self._found[0][0])
                 self._found.clear()
         return 0
+
+    def _begin_next_round_at(self, shard: int) -> None:
+        """Otherwise a shard behind many rows that this node cannot claim would never be read."""
+        at = self._shards.index(shard)
+        self._shards = [*self._shards[at:], *self._shards[:at]]

@@ -49,9 +49,6 @@ class TypeRestrictions(Protocol):
     def restricted_numbers(self) -> frozenset[int]:
         """The known types that are restricted in any way."""
 
-    def limited_numbers(self) -> frozenset[int]:
-        """The types that have limits."""
-
     @property
     def has_priorities(self) -> bool:
         """Whether some types have priorities."""
@@ -99,13 +96,6 @@ class OverduePages:
         if restrictions is None or restrictions.are_all_open:
             return frozenset()
         return restrictions.restricted_numbers()
-
-    def limited_numbers(self) -> frozenset[int]:
-        """The types that have limits: their rows are claimed as far as these admit them."""
-        restrictions = self._restrictions
-        if restrictions is None or restrictions.are_all_open:
-            return frozenset()
-        return restrictions.limited_numbers()
 
     def refused_for_s(self, now_s: float) -> float | None:
         """Seconds until rows that were refused may be read again; None: no rows were refused."""

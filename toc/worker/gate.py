@@ -225,12 +225,6 @@ class Gate:
         moved = self._state.moved
         return bool(moved) and biz_type in moved.values()
 
-    @property
-    def limited_numbers(self) -> frozenset[int]:
-        """The types that have limits, by number."""
-        limits = self._state.limits
-        return frozenset(map(type_no_of, limits)) if limits else frozenset()
-
     def lead_ms_of_job(self, biz_type: str, priority: int) -> int:
         """By how much earlier than at its due time a job is ordered among the due jobs of its type, in ms."""
         if not priority or biz_type not in self.priorities:
@@ -329,10 +323,6 @@ class ScannedTypes:
     def closed_numbers(self) -> frozenset[int]:
         """The known types of which no job may start now."""
         return self._gate.closed_numbers(self._names())
-
-    def limited_numbers(self) -> frozenset[int]:
-        """The types that have limits."""
-        return self._gate.limited_numbers
 
     def restricted_numbers(self) -> frozenset[int]:
         """The known types that are restricted in any way."""
