@@ -128,7 +128,7 @@ class FallbackScanner(Service):
                 of_others, len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
         self._claimed_restricted = False
-        if restricted != closed:
+        if restricted != closed:  # guard: net-under-restricted-types
             more = self._find_in_all_shards(self._search_of_restricted, closed)
             for shard, key in more.items():
                 # The first search may have passed over rows of restricted types.
