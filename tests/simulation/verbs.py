@@ -112,6 +112,9 @@ def with_verbs(plan: Plan, seed: int, asked: frozenset[str] | None, *, is_drawn:
     if "wipe" in plan.faults and asked & {"concurrency", "per"}:
         # Who stands still cannot name its holders again.
         plan = replace(plan, faults=plan.faults - {"freeze"})
+    if "redis_url" in plan.settings and asked & {"rate", "concurrency", "per"}:
+        # Without Redis the members share the limits, and those without a process keep their parts (ADR 45).
+        plan = replace(plan, faults=plan.faults - {"foreign"})
     if asked & {"recurring", "alone"}:
         # Handlers that all overrun make a chain later than PATIENCE_S.
         plan = replace(plan, faults=plan.faults - {"handlers"})
