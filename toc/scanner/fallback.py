@@ -128,13 +128,18 @@ class FallbackScanner(Service):
                 of_others, len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
         self._claimed_restricted = False
+        with_restricted: dict[int, tuple[int, int]] = {}
         if restricted != closed:  # guard: net-under-restricted-types
-            more = self._find_in_all_shards(self._search_of_restricted, closed)
-            for shard, key in more.items():
-                # The first search may have passed over rows of restricted types.
-                found[shard] = min(key, found.get(shard, key))
-        in_order = (shard for shard in self._shards if shard in found)
-        others = [(shard, found[shard]) for shard in in_order if shard not in self._scanned]
+            with_restricted = self._find_in_all_shards(self._search_of_restricted, closed)
+        # The first search may have passed over many rows of restricted types: a shard is read from both keys.
+        others = [
+            (shard, key)
+            for shard in self._shards
+            if shard not in self._scanned
+            for key in dict.fromkeys(
+                each[shard] for each in (found, with_restricted) if shard in each
+            )
+        ]
         self._found.extend(others)  # guard: net-under-every-shard
 
     def _find_in_all_shards(
