@@ -11,11 +11,12 @@ from tests.contract.library import Library
 from tests.integration.test_poller import Recording
 from tests.unit.test_pauses import known
 from toc.domain.pauses import Pause
-from toc.runtime.admission import AdmissionChain
+from toc.runtime.admission import Admission, AdmissionChain
 from toc.scanner import fallback as module
 from toc.scanner import overdue_page, overdue_search
 from toc.scanner.fallback import WASTE, FallbackScanner
 from toc.scanner.overdue_page import OverduePages
+from toc.worker.admission import ClosedAdmission
 from toc.worker.gate import Gate, ScannedTypes
 
 GRACE_MS, PERIOD_S = 70_000, 30.0
@@ -260,9 +261,11 @@ def test_more_shards_than_one_statement_takes(
     assert set(sink.ids) == set(jobs)
 
 
-def restrictions_of_report(library: Library, gate: Gate) -> ScannedTypes:
-    """With a limit that admits all jobs of the type."""
-    gate.set_limits({"report": AdmissionChain([])})
+def restrictions_of_report(
+    library: Library, gate: Gate, admission: Admission | None = None
+) -> ScannedTypes:
+    """With a limit that admits all jobs of the type, or with another admission."""
+    gate.set_limits({"report": admission or AdmissionChain([])})
     names = library.database_metadata.types.known.names
     return ScannedTypes(gate, lambda: names)
 
@@ -295,6 +298,32 @@ def test_jobs_of_a_paused_type_are_not_claimed(
     gate.update_pauses({"type:report": known(Pause("type:report", 0))})
     one_round(library, make(restrictions=restrictions_of_report(library, gate)))
     assert sink.ids == []
+
+
+def test_a_backlog_of_a_limited_type_does_not_stand_before_other_jobs(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    monkeypatch.setattr(overdue_page, "ROWS_READ_MAX", 4)
+    for _ in range(30):
+        library.pending(42, type_no=library.report_no)
+    library.clock.advance(1)
+    job = library.pending(42)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    pages: list[tuple[int, int]] = []
+    read = library.pages.read_overdue_rows
+
+    def recorded(shard: int, after: tuple[int, int], *rest: Any) -> Any:
+        if job not in sink.ids:
+            pages.append(after)
+        return read(shard, after, *rest)
+
+    monkeypatch.setattr(library.pages, "read_overdue_rows", recorded)
+    restrictions = restrictions_of_report(library, Gate(), ClosedAdmission())
+    one_round(library, make(page_rows=2, restrictions=restrictions))
+    assert job in sink.ids
+    assert len(pages) < 5
 
 
 def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_claimed(

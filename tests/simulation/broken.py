@@ -45,15 +45,15 @@ VARIANTS = (
         "claim-without-status", removed("claim-pending"), "I1 I2 I3 I5 I7", 6, "freeze,kill,slow"
     ),
     Variant("claim-without-time", removed("claim-until", "claim-due"), "I4 I7", 2, "slow"),
-    Variant("settle-without-token", removed("settle-token"), "I2 I5", 2, "freeze,slow"),
+    Variant("settle-without-token", removed("settle-token"), "I2 I5", 4, "freeze,slow"),
     Variant(
         "start-without-lease-check", replaced("enough-lease-to-start", "False"),
-        "I2 I3", 2, "freeze,slow,handlers",
+        "I2 I3", 5, "freeze,slow,handlers",
     ),
     Variant(
         "lease-counted-from-the-answer",
         replaced("lease-from-the-question", "$old - found_s + context.process.clock.monotonic_s()"),
-        "I2 I3", 2, "slow,handlers",
+        "I2 I3", 16, "slow,handlers",
     ),
     Variant("cancel-without-status", removed("change-status"), "I2 I3 I5", 2),
     Variant(
@@ -72,17 +72,17 @@ VARIANTS = (
             *removed("replace-pending"),
             *replaced("replace-keeps-status", "$old, status=0"),
         ),
-        "I2 I3 I5", 13,
+        "I2 I3 I5", 21,
     ),
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I3 I4 I5", 5, "freeze,kill,views",
+        "I2 I3 I4 I5", 7, "freeze,kill,views",
     ),
     Variant("lease-unread", replaced("lease-end", "c.due_time"), "I2 I5", 1, "slow,handlers"),
     Variant(
         "renewal-counted-from-the-answer",
-        replaced("renewal-from-the-question", "$old + 3.0"), "I2 I5", 1, "freeze,handlers,slow",
+        replaced("renewal-from-the-question", "$old + 3.0"), "I2 I5", 5, "freeze,handlers,slow",
     ),
     Variant(
         "claim-believes-redis-clock",
@@ -94,9 +94,9 @@ VARIANTS = (
     ),
     Variant(
         "take-over-believes-the-databases-clock", removed("lease-over-believed"),
-        "I2 I5", 42, "steps,handlers",
+        "I2 I5", 38, "steps,handlers",
     ),
-    Variant("every-step-is-followed", replaced("clock-step", "False"), "I2 I4 I5", 5, "steps"),
+    Variant("every-step-is-followed", replaced("clock-step", "False"), "I2 I4 I5", 8, "steps"),
     Variant(
         "lease-counts-from-a-clock-that-is-behind",
         (*replaced("believed-lease-start", "0"), *removed("lowest-clock-kept")),
@@ -104,7 +104,7 @@ VARIANTS = (
     ),
     Variant(
         "a-pause-goes-unnoticed", replaced("pause-of-the-machine", "0.0"),
-        "I2 I3 I5", 32, "pause,slow,handlers",
+        "I2 I3 I5", 58, "pause,slow,handlers",
     ),
     Variant(
         "dead-without-being-alone", replaced("dead-when-alone", "True"), "I7", 3, kind="poison"
@@ -117,7 +117,7 @@ VARIANTS = (
                 before="self._acks.enqueue([self._make_ack(ended) for ended in self._batch])",
             ),
         ),
-        "I1", 3, "kill", "bare",
+        "I1", 2, "kill", "bare",
     ),
     Variant(
         "retry-by-redis-time", replaced("retry-by-the-databases-time", "run.found_ms or $old"),
@@ -132,12 +132,12 @@ VARIANTS = (
                 after="return inserted.job_id",
             ),
         ),
-        "I1", 11, "slow", "bare",
+        "I1", 56, "slow", "bare",
     ),
-    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 59, "wipe,slow", "bare"),
+    Variant("mark-compared-outside", replaced("mark-compared", "false"), "I1", 72, "wipe,slow", "bare"),
     Variant(
         "missing-mark-is-a-value", replaced("mark-missing", "$old or ARGV[5]"),
-        "I1", 59, "wipe,slow", "bare",
+        "I1", 72, "wipe,slow", "bare",
     ),
     Variant(
         "mark-before-arms",
@@ -147,7 +147,7 @@ VARIANTS = (
                 before="self._reminders.write_start_mark(self._topic, slot, shard, after)\ntext = after",
             ),
         ),
-        "I1", 51, "kill,lost", "bare",
+        "I1", 12, "kill,lost", "bare",
     ),
     Variant("fail-over-unseen", replaced("server-run-id", "'same'"), "I1", 5, "back", "bare"),
     Variant(
@@ -157,18 +157,27 @@ VARIANTS = (
     ),
     Variant("popped-never-come-back", replaced("stay-over", "{}"), "I1 I8", 1, "kill", "bare"),
     Variant(
-        "take-over-without-give-back", removed("give-back-take-over"), "I7", 81, "kill,unanswered"
+        "take-over-without-give-back", removed("give-back-take-over"), "I7", 4, "kill,unanswered"
     ),
     Variant(
         "an-id-twice-in-a-batch",
         (
             *replaced("offer-once", "$argument"),
             *replaced("run-once", "$argument"),
-            *removed("send-home"),
+            # Ids of databases that the poller has no claim stage for are still left out: it would raise.
+            *replaced(
+                "send-home",
+                "[each for each in ids if self._routing.database_index(self._routing.shard_of_hash("
+                "routing_bits_of(each))) in self._inboxes]",
+            ),
         ),
-        "I2 I5", 7, "misfits",
+        "I2 I5", 31, "misfits",
     ),
     Variant("trusts-the-members", removed("net-under-every-shard"), "I1", 1, "foreign"),
+    Variant(
+        "limited-jobs-trust-the-members", replaced("net-under-restricted-types", "False"),
+        "I1", 2, "foreign", verbs="rate",
+    ),
     Variant(
         "type-numbers-are-counted",
         replaced(
@@ -188,11 +197,28 @@ VARIANTS = (
         "pause", 1, verbs="pause",
     ),
     Variant(
+        "the-oldest-due-first", replaced("aged-head", "due"), "priority", 5, verbs="priority"
+    ),
+    Variant(
+        "the-highest-priority-first",
+        replaced("aged-head", "{priority: -priority for priority in due}"), "priority", 3,
+        verbs="priority",
+    ),
+    Variant(
+        "each-job-is-a-partition", replaced("partition-of-a-job", "repr(object())"), "limit", 1,
+        verbs="per",
+    ),
+    Variant(
+        "verdicts-of-other-jobs",
+        replaced("verdict-of-its-job", "zip(batch.runs, reversed(results), strict=True)"),
+        "I1 I2 I5 I7", 1, verbs="batch",
+    ),
+    Variant(
         "places-come-back-at-the-start", removed("start-is-used"), "limit", 2,
         verbs="rate,concurrency",
     ),
     Variant(
-        "holders-named-once", removed("holders-named-again"), "limit", 2, verbs="concurrency"
+        "holders-named-once", removed("holders-named-again"), "limit", 7, verbs="concurrency"
     ),
     Variant(
         "no-settle-time-after-a-wipe", replaced("limit-settle-time", "0"), "limit", 2, "wipe",
@@ -207,7 +233,7 @@ VARIANTS = (
             " self._chains.continue_chain(x, database, job, now_ms)) if done else None))"
             "(self._claims.settle_jobs(database, [outcome]))",
         ),
-        "recurring", 1, "kill", verbs="alone",
+        "recurring", 10, "kill", verbs="alone",
     ),
     Variant(
         "arrivals-count-after-the-claim", replaced("arrival-before-the-claim", "status.live"),

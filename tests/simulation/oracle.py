@@ -22,8 +22,8 @@ SETTLE_S = 0.5
 
 
 class Violation(AssertionError):
-    """`invariant`: "I1" to "I8", "late", "type"; a verb: "pause", "limit", "recurring", "countdown"; or "bug":
-    an error that nobody foresaw.
+    """`invariant`: "I1" to "I8", "late", "type"; a verb: "pause", "limit", "priority", "recurring",
+    "countdown"; or "bug": an error that nobody foresaw.
     """
 
     def __init__(self, invariant: str, text: str) -> None:
@@ -124,11 +124,18 @@ class Oracle:
     # ---- handlers
 
     def starts_now(
-        self, job: Job, now_ms: int, database_ms: int, lease_end_s: Callable[[], float]
+        self,
+        job: Job,
+        now_ms: int,
+        database_ms: int,
+        lease_end_s: Callable[[], float],
+        *,
+        keeper_cancels: bool = False,
     ) -> Run:
         """`now_ms`: what any server may have taken for the time; leases are the database's.
 
-        lease_end_s(): until when the worker of this run is certain that its lease holds.
+        lease_end_s(): until when the worker of this run is certain that its lease holds. keeper_cancels: the
+        keeper may cancel the job between its claim and its start, for a newer one of its schedule.
         """
         known = self.jobs.get(job.job_id)
         run = Run(self._kernel.process, job.token or "", self._kernel.now_s, lease_end_s)
@@ -140,10 +147,11 @@ class Oracle:
         if known.cancelled:
             raise Violation("I3", f'{said} was started after "cancelled"')
         status, token, lease_ms = self._row_of(job.job_id)
-        if (status, token) != (Status.RUNNING, job.token):
+        is_cut = keeper_cancels and (status, token) == (Status.CANCELLED, job.token)
+        if not is_cut and (status, token) != (Status.RUNNING, job.token):
             raise Violation("I2", f"{said} was started under a claim that holds no more")
         left_s = (lease_ms - database_ms) / 1000
-        if left_s < min(self._terms[job.biz_type].timeout_s, self._renew_after_s):
+        if not is_cut and left_s < min(self._terms[job.biz_type].timeout_s, self._renew_after_s):
             raise Violation("I2", f"{said} was started {left_s:.1f} s before the end of its lease")
         if now_ms < job.action_ms:
             raise Violation("I4", f"{said} was started {job.action_ms - now_ms} ms early")

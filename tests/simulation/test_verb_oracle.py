@@ -12,8 +12,10 @@ from tests.simulation.kernel import Kernel, Process
 from tests.simulation.oracle import Oracle, Run, Violation
 from tests.simulation.verb_oracle import (
     PAUSE_BOUND_S,
+    RANK_MS,
     CountdownSet,
     LimitsSet,
+    RankedJobs,
     ScheduleSet,
     VerbOracle,
 )
@@ -21,7 +23,7 @@ from toc.domain.countdown import Countdown
 from toc.domain.job import Job, Status
 from toc.domain.occurrence_keys import chain_key_of
 
-VERBS = frozenset({"pause", "rate", "concurrency"})
+VERBS = frozenset({"pause", "rate", "concurrency", "per", "priority"})
 T0_MS = 1_767_225_600_000
 
 
@@ -35,12 +37,23 @@ def judge_at(now_s: float, judged: frozenset[str] = VERBS, excused: str = "") ->
 def start(judge: VerbOracle, job_id: int = 1, **fields: Any) -> Run:
     """A handler of the type "t" starts in a process of its own. claim_ms, true_ms, key: of the job."""
     run = Run(Process(f"node-{job_id}"), f"token-{job_id}", 0.0, lambda: 100.0)
-    job = Job(job_id, 1, "t", Status.RUNNING, 0, {}, 0, 1, run.token, fields.get("key"))
+    job = Job(
+        job_id,
+        fields.get("biz_id", 1),
+        "t",
+        Status.RUNNING,
+        0,
+        {},
+        0,
+        1,
+        run.token,
+        fields.get("key"),
+    )
     judge.starts(job, run, fields.get("claim_ms", 0), fields.get("true_ms", T0_MS))
     return run
 
 
-@pytest.mark.parametrize("target", ["type:t", "all"])
+@pytest.mark.parametrize("target", ["type:t", "topic:default", "all"])
 def test_nothing_starts_after_the_bound_of_a_pause(target: str) -> None:
     judge = judge_at(10.0)
     judge.paused[target] = 10.0 - PAUSE_BOUND_S - 0.1, 99.0
@@ -66,6 +79,41 @@ def test_no_more_run_at_once_than_the_concurrency() -> None:
     start(judge, 2)
     with pytest.raises(Violation, match="2 jobs of t run at once, not 1"):
         start(judge, 3)
+
+
+def test_each_business_id_has_a_limit_of_its_own() -> None:
+    judge = judge_at(10.0)
+    judge.limits["t"] = LimitsSet(concurrency=[(1.0, 1.0)], verb="per", of_each={})
+    start(judge, 1, biz_id=1)
+    start(judge, 2, biz_id=2)
+    with pytest.raises(Violation, match="2 jobs of t run at once, not 1"):
+        start(judge, 3, biz_id=2)
+
+
+@pytest.mark.parametrize(
+    ("other", "claim_ms", "is_allowed"),
+    [
+        ((1000, 4), RANK_MS + 2001, False),  # aged, it is due at -3000, and job 1 at 0
+        ((1000, 4), RANK_MS + 1000, True),  # it may not have waited in the same line
+        ((1000, 0), RANK_MS + 9001, True),
+        ((9000, 9), RANK_MS + 2001, True),  # not due
+        ((3000, 2), RANK_MS + 9001, True),  # overtakes nobody: the other one is due 3 s later
+        ((1999, 3), RANK_MS + 9001, False),
+    ],
+)
+def test_the_smaller_aged_due_time_goes_first(
+    other: tuple[int, int], claim_ms: int, *, is_allowed: bool
+) -> None:
+    judge = judge_at(10.0)
+    ranked = judge.ranked["t"] = RankedJobs(1000)
+    ranked.add_job(1, 0, 0, 0)
+    ranked.add_job(2, *other, 0)
+    if is_allowed:
+        start(judge, 1, claim_ms=claim_ms)
+        start(judge, 2, claim_ms=claim_ms)
+    else:
+        with pytest.raises(Violation, match=r"job 1 was started before \[2\]"):
+            start(judge, 1, claim_ms=claim_ms)
 
 
 def test_a_larger_concurrency_may_be_in_force_before_its_answer() -> None:

@@ -1,4 +1,4 @@
-"""What pauses, limits, recurring schedules and countdowns promise (ADR 44 to 47), judged as it happens and at the end.
+"""What pauses, limits, priorities, recurring schedules and countdowns promise (ADR 44 to 47, 51), judged as it happens and at the end.
 
 Whoever makes a call says so before the call (what may hold from then on) and after its answer (what holds for sure).
 """
@@ -21,6 +21,8 @@ PAUSE_BOUND_S = 0.9
 """A pause is in force so long after its answer: `pauses.refresh_s` is at most 0.8 s, and a read takes a moment."""
 CLAIM_S = 0.3
 """From the answer of the limits to the claim, where nothing is slow. A rate counts starts at that answer."""
+RANK_MS = 4000
+"""A job counts as waiting so long after it was due: until then its reminder may be in the topic of all types."""
 SAME_MS = (
     300  # by so much the end of a job in its row may differ from the time that its settle went by
 )
@@ -28,13 +30,24 @@ SAME_MS = (
 
 @dataclass(slots=True)
 class LimitsSet:
-    """The limits of a type, by what was answered. concurrency: (since when, how many), in their order."""
+    """The limits of a type, by what was answered. concurrency: (since when, how many), in their order.
+
+    of_each: what was seen of each business id, if the limits hold for each of them; None: for all together.
+    """
 
     burst: int = 0
     per_s: float = 0.0
     concurrency: list[tuple[float, float]] = field(default_factory=list)
     claims_ms: list[int] = field(default_factory=list)
     going: list[Run] = field(default_factory=list)
+    verb: str = "concurrency"
+    of_each: dict[int | str, LimitsSet] | None = None
+
+    def of_business(self, biz_id: int | str) -> LimitsSet:
+        if self.of_each is None:
+            return self
+        own = LimitsSet(self.burst, self.per_s, self.concurrency, verb=self.verb)
+        return self.of_each.setdefault(biz_id, own)
 
     def most_at(self, now_s: float) -> float:
         """How many may run at once: the last number that was in force for sure, or a later one."""
@@ -43,6 +56,28 @@ class LimitsSet:
             default=None,
         )
         return math.inf if sure is None else max(most for _, most in self.concurrency[sure:])
+
+
+@dataclass(slots=True)
+class RankedJobs:
+    """The jobs of a type that runs one at a time, by their aged due times (ADR 51)."""
+
+    ageing_ms: int
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of jobs that were scheduled and have not been started: the aged due time; since when they wait."""
+
+    def add_job(self, job_id: int, due_ms: int, priority: int, now_ms: int) -> None:
+        """`now_ms`: after the answer of the call."""
+        self.waiting[job_id] = due_ms - priority * self.ageing_ms, max(due_ms, now_ms)
+
+    def start_job(self, job_id: int, claim_ms: int) -> list[int]:
+        """The jobs that should have been claimed before this one."""
+        aged_ms = self.waiting.pop(job_id, (-math.inf, 0))[0]
+        return [
+            other
+            for other, (other_ms, since_ms) in self.waiting.items()
+            if other_ms < aged_ms and since_ms + RANK_MS < claim_ms
+        ]
 
 
 @dataclass(slots=True)
@@ -81,6 +116,7 @@ class VerbOracle:
         """From when to when nothing of a target ("type:NAME", "all") may start."""
         self.let_through: set[int] = set()
         self.limits: dict[str, LimitsSet] = {}
+        self.ranked: dict[str, RankedJobs] = {}
         self.schedules: dict[str, ScheduleSet] = {}
         self.countdowns: dict[int, CountdownSet] = {}
 
@@ -91,6 +127,8 @@ class VerbOracle:
         self._check_paused(job, run)
         if job.biz_type in self.limits:
             self._check_limits(job, run, claim_ms)
+        if job.biz_type in self.ranked:
+            self._check_order(job, claim_ms)
         if job.biz_type in self.schedules:
             self._check_nominal_time(job)
         if job.job_id in self.countdowns:
@@ -99,7 +137,7 @@ class VerbOracle:
     def _check_paused(self, job: Job, run: Run) -> None:
         if job.job_id in self.let_through or run.process.name in self._oracle.excused:
             return
-        for target in (f"type:{job.biz_type}", "all"):
+        for target in (f"type:{job.biz_type}", "topic:default", "all"):
             from_s, to_s = self.paused.get(target, (math.inf, 0.0))
             if "pause" in self._judged and from_s + PAUSE_BOUND_S < self._kernel.now_s < to_s:
                 late_s = self._kernel.now_s - from_s
@@ -109,7 +147,7 @@ class VerbOracle:
                 )
 
     def _check_limits(self, job: Job, run: Run, claim_ms: int) -> None:
-        limits, now_s = self.limits[job.biz_type], self._kernel.now_s
+        limits, now_s = self.limits[job.biz_type].of_business(job.biz_id), self._kernel.now_s
         limits.claims_ms.append(claim_ms)
         limits.going = [
             each
@@ -118,9 +156,14 @@ class VerbOracle:
         ]
         limits.going.append(run)
         most = limits.most_at(now_s)
-        if "concurrency" in self._judged and len(limits.going) > most:
+        if limits.verb in self._judged and len(limits.going) > most:
             said = f"{len(limits.going)} jobs of {job.biz_type} run at once, not {most:g}"
             raise Violation("limit", said)
+
+    def _check_order(self, job: Job, claim_ms: int) -> None:
+        before = self.ranked[job.biz_type].start_job(job.job_id, claim_ms)
+        if before and "priority" in self._judged:
+            raise Violation("priority", f"job {job.job_id} was started before {before}")
 
     def _check_nominal_time(self, job: Job) -> None:
         nominal_ms = nominal_ms_of_key(job.dedup_key)

@@ -1,4 +1,4 @@
-"""The verbs of an operator and of services: pause, limits, recurring schedules, countdowns. In a part of the runs.
+"""The verbs of an operator and of services: pauses, limits, priorities, recurring schedules and so on. In a part of the runs.
 
 What they draw comes from a generator of their own, so that runs without them are what they would be anyway.
 """
@@ -17,6 +17,7 @@ from tests.simulation.servers import REDIS, ProcessClock, database
 from tests.simulation.verb_oracle import (
     CountdownSet,
     LimitsSet,
+    RankedJobs,
     ScheduleSet,
     VerbOracle,
     claim_ms_of,
@@ -26,9 +27,11 @@ from toc.center.center import TimeoutCenter
 from toc.domain.declared_type import DeclaredType
 from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
+from toc.domain.priorities import PRIORITIES
 from toc.domain.times import datetime_of
 from toc.errors import TocError
 from toc.handlers.registry import Registry
+from toc.handlers.verdicts import Retry
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypes
@@ -38,15 +41,36 @@ if TYPE_CHECKING:
     from tests.simulation.world import Plan, World
 
 T = TypeVar("T")
-VERBS = ("pause", "rate", "concurrency", "recurring", "alone", "countdown")
-"""alone: recurring schedules without their keepers; the settle of each occurrence must make the next one."""
+VERBS = (
+    "pause",
+    "rate",
+    "concurrency",
+    "recurring",
+    "alone",
+    "countdown",
+    "per",
+    "batch",
+    "priority",
+)
+"""alone: recurring schedules without their keepers; the settle of each occurrence must make the next one.
+
+per: a concurrency for each business id. batch: a handler that gets several jobs. priority: alone, in runs with
+one node and one database: nodes and databases do not compare their jobs; and without a scanner, which
+compares the jobs of a page only.
+"""
 
 VERB_TYPES = {
     "pausable": Terms(1.0, 4, fails_first=True),
     "limited": Terms(6.0, 4, fails_first=True),
     "tick": Terms(1.0, 50, fails=True),
     "count": Terms(1.0, 4, fails_first=True),
+    "shops": Terms(6.0, 4, fails_first=True),
+    "ranked": Terms(6.0, 4),
+    "bunch": Terms(1.0, 6, fails=True),
 }
+PRIORITY_SHARE = 0.1  # of the runs with verbs have priorities
+AGEING_S = 1.0
+BATCH, BATCH_WAIT_S = 3, 0.1
 SHARE = 0.15  # of the runs have verbs
 JUDGED_SHARE = 0.8  # of these have only faults under which the exact bounds hold
 
@@ -59,6 +83,9 @@ UNFIT: dict[str, frozenset[str]] = {
     "recurring": frozenset({"steps", "pause"}),
     "alone": frozenset({"steps", "pause"}),
     "countdown": frozenset(),
+    "per": _LINKS | _REDIS,
+    "batch": frozenset(),
+    "priority": _LINKS | _REDIS | {"freeze", "kill", "stop", "wipe", "client", "misfits"},
 }
 """Faults under which a verb's exact bounds do not hold (ADR 45 has the table of the limits')."""
 
@@ -74,15 +101,20 @@ def with_verbs(plan: Plan, seed: int, asked: frozenset[str] | None, *, is_drawn:
     if asked is None:
         if not is_drawn or plan.calm or plan.is_about_poison or rng.random() >= SHARE:
             return plan
-        asked = frozenset(verb for verb in VERBS if rng.random() < 0.4) or frozenset({"pause"})
+        asked = frozenset(verb for verb in VERBS[:-1] if rng.random() < 0.4) or frozenset({"pause"})
+        if rng.random() < PRIORITY_SHARE:
+            asked = frozenset({"priority"})
         if plan.bare or "alone" in asked:
             # A bare run has no scanner, which finds an occurrence whose maker died before it armed it.
             asked -= {"recurring", "alone"} if plan.bare else {"recurring"}
         if rng.random() < JUDGED_SHARE:
             plan = replace(plan, faults=plan.faults.difference(*(UNFIT[each] for each in asked)))
-    if "wipe" in plan.faults and "concurrency" in asked:
+    if "wipe" in plan.faults and asked & {"concurrency", "per"}:
         # Who stands still cannot name its holders again.
         plan = replace(plan, faults=plan.faults - {"freeze"})
+    if "redis_url" in plan.settings and asked & {"rate", "concurrency", "per"}:
+        # Without Redis the members share the limits, and those without a process keep their parts (ADR 45).
+        plan = replace(plan, faults=plan.faults - {"foreign"})
     if asked & {"recurring", "alone"}:
         # Handlers that all overrun make a chain later than PATIENCE_S.
         plan = replace(plan, faults=plan.faults - {"handlers"})
@@ -90,9 +122,17 @@ def with_verbs(plan: Plan, seed: int, asked: frozenset[str] | None, *, is_drawn:
         **plan.settings,
         "pauses": {"refresh_s": 0.5, "ramp_start": 0.5, "ramp_growth": 1.0, "ramp_step_s": 1},
         "catalogue": {"refresh_s": REFRESH_S},
+        "priorities": {"ageing_s": AGEING_S},
     }
     settings["pauses"]["ramp_rate_min"] = rng.choice((2, 10))
     settings["worker"] = {**plan.settings["worker"], "recurring_check_s": 1.0}
+    if "priority" in asked:
+        # With free permits each due reminder joins its line at once, and with free threads what was claimed
+        # is started. No process dies: another one would get what the dead one has popped after a while.
+        settings["worker"] |= {"concurrency": 40, "queue_max": 50}
+        settings.pop("redis_url", None)  # without a scanner it would be of no use
+        faults = plan.faults - {"client", "foreign", "steps"}
+        plan = replace(plan, nodes=1, databases=1, bare=True, poison=0.0, faults=faults)
     return replace(plan, verbs=asked, settings=settings) if asked else plan
 
 
@@ -107,7 +147,7 @@ class Verbs:
             verb
             for verb in world.plan.verbs
             if not world.plan.faults & UNFIT[verb]
-            and (has_redis or verb not in ("rate", "concurrency"))
+            and (has_redis or verb not in ("rate", "concurrency", "per", "priority"))
         )
         self.judge = VerbOracle(world.kernel, world.oracle, judged, world.early_ms)
         self._process = Process("operator")
@@ -118,6 +158,7 @@ class Verbs:
         """Starts a task for each verb of the run."""
         scripts: dict[str, Callable[[TimeoutCenter], None]] = {
             "pause": self._pause, "limits": self._limit, "recurring": self._recur, "countdown": self._count_down,
+            "per": self._limit_shops, "batch": self._schedule_bunches, "priority": self._rank,
         }  # fmt: skip
         kinds = {"rate": "limits", "concurrency": "limits", "alone": "recurring"}
         for name in sorted({kinds.get(verb, verb) for verb in self._plan.verbs}):
@@ -145,11 +186,14 @@ class Verbs:
 
     # ---- jobs of the verbs' types
 
-    def _schedule(self, center: TimeoutCenter, biz_type: str, jobs: int, in_s: float) -> list[int]:
+    def _schedule(
+        self, center: TimeoutCenter, biz_type: str, jobs: int, in_s: float, biz_ids: int = 100
+    ) -> list[int]:
         """The ids of `jobs` new jobs, due within `in_s`; none if a call has failed."""
         now_ms, rng = self._world.servers.true_ms, self._rng
         wanted = [
-            (rng.randrange(100), now_ms + round(rng.uniform(0, in_s) * 1000)) for _ in range(jobs)
+            (rng.randrange(biz_ids), now_ms + round(rng.uniform(0, in_s) * 1000))
+            for _ in range(jobs)
         ]
         try:
             ids = center.schedule_many(
@@ -167,14 +211,17 @@ class Verbs:
         """Pauses a type or everything again and again, and always ends the pause."""
         rng, judge = self._rng, self.judge
         for _ in range(rng.choice((1, 2, 3))):
-            target = rng.choice(("type:pausable", "type:pausable", "type:pausable", "all"))
-            which = {"everything": True} if target == "all" else {"biz_type": "pausable"}
+            target = rng.choice(("type:pausable", "type:pausable", "topic:default", "all"))
+            which: dict[str, Any] = {
+                "type:pausable": {"biz_type": "pausable"}, "topic:default": {"topic": "default"},
+                "all": {"everything": True},
+            }[target]  # fmt: skip
             ids = self._schedule(center, "pausable", rng.randint(2, 5), 3)
             self._wait(0.2, 1.5)
             for_s = rng.choice((None, rng.uniform(1.5, 4)))
             until = None if for_s is None else timedelta(seconds=for_s)
             try:
-                center.pause(**which, until=until)  # type: ignore[arg-type]  # which has both kinds
+                center.pause(**which, until=until)
             except TocError:
                 pass
             else:
@@ -213,17 +260,52 @@ class Verbs:
             fields |= {"rate": f"{limits.per_s}/s", "burst": limits.burst}
         if "concurrency" in self._plan.verbs:
             fields["concurrency"] = rng.choice((1, 2))
-        self._declare(limits, fields)
+        self._declare("limited", limits, fields)
         self._kernel.wait(IN_FORCE_S)
         for _ in range(rng.choice((2, 3))):
             self._schedule(center, "limited", rng.randint(2, 5), rng.choice((0, 3)))
             self._wait(0.5, 4)
         if "concurrency" in fields and rng.random() < 0.5:
             fields["concurrency"] = rng.choice((1, 3))
-            self._declare(limits, fields)
+            self._declare("limited", limits, fields)
 
-    def _declare(self, limits: LimitsSet, fields: dict[str, Any]) -> None:
-        wanted = DeclaredType.from_fields("limited", fields)
+    def _limit_shops(self, center: TimeoutCenter) -> None:
+        """Limits each business id of a type, before the type has jobs."""
+        limits = self.judge.limits["shops"] = LimitsSet(verb="per", of_each={})
+        self._declare("shops", limits, {"concurrency": 1, "per": "biz_id"})
+        self._kernel.wait(IN_FORCE_S)
+        for _ in range(self._rng.choice((2, 3))):
+            self._schedule(center, "shops", self._rng.randint(2, 5), 2, biz_ids=3)
+            self._wait(0.5, 4)
+
+    def _rank(self, center: TimeoutCenter) -> None:
+        """Jobs of a type that runs one at a time, each with a priority."""
+        rng, oracle, servers = self._rng, self._world.oracle, self._world.servers
+        ranked = self.judge.ranked["ranked"] = RankedJobs(round(AGEING_S * 1000))
+        self._declare("ranked", LimitsSet(), {"concurrency": 1, "priority": 0})
+        self._kernel.wait(IN_FORCE_S)
+        for _ in range(3):
+            for _ in range(rng.randint(3, 6)):
+                priority, ms = rng.choice(PRIORITIES), servers.true_ms + rng.randint(0, 4000)
+                try:
+                    job_id = center.schedule(
+                        rng.randrange(100), datetime_of(ms), biz_type="ranked", priority=priority
+                    )
+                except TocError:
+                    continue
+                oracle.scheduled(job_id, "ranked", ms, servers.true_ms)
+                ranked.add_job(job_id, ms, priority, servers.true_ms)
+                self._kernel.tell(f"scheduled {job_id} for {ms} with priority {priority}")
+            self._wait(0.5, 3)
+
+    def _schedule_bunches(self, center: TimeoutCenter) -> None:
+        """Jobs that are due together, for a handler that gets several of them."""
+        for _ in range(self._rng.choice((2, 3))):
+            self._schedule(center, "bunch", self._rng.randint(3, 8), self._rng.choice((0, 0.5)))
+            self._wait(0.5, 4)
+
+    def _declare(self, biz_type: str, limits: LimitsSet, fields: dict[str, Any]) -> None:
+        wanted = DeclaredType.from_fields(biz_type, fields)
         most = fields.get("concurrency", float("inf"))
         limits.concurrency.append((float("inf"), most))  # it may be in force from now on
 
@@ -232,13 +314,13 @@ class Verbs:
             databases = Databases.from_settings(self._world.settings, clock)
             try:
                 types = DatabaseMetadata(databases).types
-                DeclaredTypes(databases, types, 100).change("limited", lambda _: wanted, "operator")
+                DeclaredTypes(databases, types, 100).change(biz_type, lambda _: wanted, "operator")
             finally:
                 databases.close()
 
         self._until_answered(change)
         limits.concurrency[-1] = self._kernel.now_s + IN_FORCE_S, most
-        self._kernel.tell(f"limits: {fields}")
+        self._kernel.tell(f"{biz_type}: {fields}")
 
     def _recur(self, center: TimeoutCenter) -> None:
         """A schedule that ends. With a keeper it may be paused, and an occurrence may be cancelled."""
@@ -333,16 +415,30 @@ class Verbs:
         (claimed,) = self._world.looks[index].execute(query, (job.job_id,)).fetchone()
         ahead_ms = self._world.servers.ahead_ms[database(index)]
         self.judge.starts(job, run, claim_ms_of(claimed, ahead_ms), self._world.servers.true_ms)
-        schedule = self.judge.schedules.get(job.biz_type)
-        if schedule is not None and schedule.overlap == "cancel-other":
+        if self.keeper_cancels(job.biz_type):
             known = self._world.oracle.known(job.job_id, job.biz_type)
             known.maybe_cancelled = known.maybe_dropped = True
 
+    def keeper_cancels(self, biz_type: str) -> bool:
+        """Whether a newer job of this type's schedule ends the one before."""
+        schedule = self.judge.schedules.get(biz_type)
+        return schedule is not None and schedule.overlap == "cancel-other"
+
     def work_s(self, job: Job) -> float:
         """How long the handler works, beside what all handlers do."""
-        if job.biz_type != "limited":
+        if job.biz_type == "ranked":
+            return self._rng.choice((0.1, 0.5, 0.8))
+        if job.biz_type not in ("limited", "shops"):
             return 0.0
         return self._rng.choice((0.1, 0.5, 1.5, 5.0))
+
+    def verdict_of_batched_job(self) -> Retry | None:
+        """What the handler of a batch says about one of its jobs."""
+        return Retry(0.5) if self._rng.random() < 0.4 else None
+
+    def does_batch_fail(self) -> bool:
+        """Whether the handler of a batch raises: then its jobs run one by one."""
+        return self._rng.random() < 0.2
 
     def reads(self, job: Job) -> None:
         """The handler of a countdown reads it. Raises Violation."""

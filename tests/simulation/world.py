@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.simulation.install import installed
-from tests.simulation.kernel import Kernel, Process, TooLong
+from tests.simulation.kernel import Gone, Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
 from tests.simulation.servers import REDIS, ProcessClock, Servers, copy_of, database, go_back
-from tests.simulation.verbs import VERB_TYPES, Verbs, with_verbs
+from tests.simulation.verbs import BATCH, BATCH_WAIT_S, VERB_TYPES, Verbs, with_verbs
 from toc.center.center import TimeoutCenter
 from toc.cluster.membership import ClusterView
 from toc.domain.ids import routing_bits_of
@@ -390,6 +390,12 @@ class World:
         registry = Registry()
         types = TYPES | VERB_TYPES if self.plan.verbs else TYPES
         for name, terms in types.items():
+            if name == "bunch":
+                registry.handler(
+                    name, timeout=terms.timeout_s, max_attempts=terms.max_attempts, retry=[0.5, 1],
+                    batch=BATCH, batch_wait=BATCH_WAIT_S,
+                )(self._handle_batch)  # fmt: skip
+                continue
             registry.handler(
                 name, timeout=terms.timeout_s, max_attempts=terms.max_attempts, retry=[0.5, 1]
             )(self._handle)
@@ -426,14 +432,41 @@ class World:
             self.kernel.failure = error  # the worker takes it for the handler's
             raise
 
-    def _handle(self, job: Job) -> None:
+    def _start_run(self, job: Job) -> Run:
         latest_ms = self.servers.true_ms + self.early_ms
         lease_end_s = self._lease_end_of(job)
         with self._judged():
-            run = self.oracle.starts_now(job, latest_ms, self._database_ms(job), lease_end_s)
+            run = self.oracle.starts_now(
+                job, latest_ms, self._database_ms(job), lease_end_s,
+                keeper_cancels=self.verbs is not None and self.verbs.keeper_cancels(job.biz_type),
+            )  # fmt: skip
             if self.verbs is not None:
                 self.verbs.starts(job, run)
         self.kernel.tell(f"starts {job.job_id} {job.biz_type} attempt {job.attempts}")
+        return run
+
+    def _handle_batch(self, jobs: list[Job]) -> dict[int, Retry | None]:
+        assert self.verbs is not None
+        if self.kernel.process.dead:  # what its death has cut off is not run job by job
+            raise Gone
+        runs = [self._start_run(job) for job in jobs]
+        self.kernel.wait(self.servers.rng.uniform(0, 0.2))
+        if self.verbs.does_batch_fail():
+            for run in runs:
+                run.result = "failed"
+            raise RuntimeError("the batch fails")
+        verdicts = {job.job_id: self.verbs.verdict_of_batched_job() for job in jobs}
+        for job, run in zip(jobs, runs, strict=True):
+            if verdicts[job.job_id] is not None:
+                run.result = "failed"
+                continue
+            with self._judged():
+                self.oracle.succeeds(job, run)
+        self.kernel.tell(f"batch: {verdicts}")
+        return verdicts
+
+    def _handle(self, job: Job) -> None:
+        run = self._start_run(job)
         terms = TERMS[job.biz_type]
         rng = self.servers.rng
         self.kernel.wait(rng.uniform(0, 0.2) if rng.random() < 0.8 else 0)

@@ -59,7 +59,7 @@ class LimitTerms:
         if self.per is None:
             return ONE_PARTITION
         if self.per == "biz_id":
-            value: object = biz_id
+            value: object = biz_id  # guard: partition-of-a-job
         elif self.per == "tenant":
             value = tenant
         else:

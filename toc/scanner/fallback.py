@@ -131,15 +131,20 @@ class FallbackScanner(Service):
                 of_others, len(self._shards), self._database, self._grace_ms / 1000,
             )  # fmt: skip
         self._claimed_restricted = False
-        if restricted != closed:
-            more = self._find_in_all_shards(self._search_of_restricted, closed)
-            for shard, key in more.items():
-                # The first search may have passed over rows of restricted types.
-                found[shard] = min(key, found.get(shard, key))
-        in_order = [(shard, found[shard]) for shard in self._shards if shard in found]
+        with_restricted: dict[int, tuple[int, int]] = {}
+        if restricted != closed:  # guard: net-under-restricted-types
+            with_restricted = self._find_in_all_shards(self._search_of_restricted, closed)
+        # The first search may have passed over many rows of restricted types: a shard is read from both keys.
+        fresh = [
+            (shard, key)
+            for shard in self._shards
+            for key in dict.fromkeys(
+                each[shard] for each in (found, with_restricted) if shard in each
+            )
+        ]
         # Rows may have become overdue before the keys of the last round, so both are read, in turn: neither
         # may use up all the time of a round.
-        in_turn = (each for both in zip_longest(self._unread.items(), in_order) for each in both)
+        in_turn = (each for both in zip_longest(self._unread.items(), fresh) for each in both)
         others = [each for each in in_turn if each and each[0] not in self._scanned]
         self._found.extend(dict.fromkeys(others))  # guard: net-under-every-shard
         self._unread = {}

@@ -88,5 +88,5 @@ def choose_priority(heads: Mapping[int, float], now_s: float, ageing_s: float) -
     due = {priority: head_s for priority, head_s in heads.items() if head_s <= now_s}
     if not due:
         return None
-    aged_s = {priority: due[priority] - priority * ageing_s for priority in due}
+    aged_s = {priority: due[priority] - priority * ageing_s for priority in due}  # guard: aged-head
     return min(aged_s, key=lambda priority: (aged_s[priority], -priority))

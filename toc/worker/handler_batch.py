@@ -166,7 +166,7 @@ class BatchEnds:
         metrics.BATCHES.labels(batch.spec.biz_type).inc()
         results = results_of_batch([run.job.job_id for run in batch.runs], result)
         if not isinstance(results, BaseException):
-            for run, each in zip(batch.runs, results, strict=True):
+            for run, each in zip(batch.runs, results, strict=True):  # guard: verdict-of-its-job
                 self._end_run(run, each)
         elif len(batch.runs) == 1:
             self._end_run(batch.runs[0], results)
