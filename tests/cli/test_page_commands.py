@@ -21,6 +21,12 @@ OWN_TESTS = {
     "how-to/pause.md": "tests/cli/test_pauses.py",
     "how-to/priorities.md": "tests/cli/test_priorities_page.py",
     "how-to/testing.md": "tests/worker/test_page_code.py",
+    "how-to/containers.md": "tests/deploy/test_containers.py",
+    "how-to/backup.md": "tests/reliability/test_restore.py",
+    "how-to/for-data-engineers.md": "tests/cli/test_operations_pages.py",
+    "how-to/for-dba.md": "tests/cli/test_operations_pages.py",
+    "how-to/on-call.md": "tests/cli/test_operations_pages.py",
+    "how-to/sizing.md": "tests/cli/test_operations_pages.py",
 }
 """Pages whose commands another test runs."""
 
@@ -30,6 +36,10 @@ NOT_RUN = {
     "toc dev": "runs until it is stopped: tests/http/test_examples.py starts it",
     "toc worker ": "runs until it is stopped: tests/cli/test_tutorial.py starts it",
     "TOC_TOKEN=toc_… ": "needs a server: tests/client runs remote workers",
+    "TOC_HTTP__HOST=": "runs until it is stopped: tests/operations",
+    "promtool ": "tests/operations/test_alerts.py runs it on the same files",
+    "kubectl ": "needs a cluster: tests/operations/test_kubernetes.py checks the manifests",
+    "systemctl ": "needs a running systemd",
     "toc bench": "takes minutes: tests/bench",
     "toc reconcile": "starts Spark: tests/reconcile",
     "toc tables backfill ": "needs an archive of these days: tests/reconcile",

@@ -41,6 +41,7 @@ OWN_TESTS = {
     "how-to/priorities.md": "tests/cli/test_priorities_page.py",
     "how-to/recurring.md": "tests/worker/test_recurring_page.py",
     "how-to/results.md": "tests/worker/test_batch_pages.py",
+    "how-to/sizing.md": "tests/cli/test_operations_pages.py",
     "how-to/tables.md": "tests/reconcile/test_tables_page.py",
     "how-to/typed-payloads.md": "tests/worker/test_payload_pages.py",
     "how-to/types.md": "tests/client/test_types_page.py",
