@@ -19,7 +19,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from tests.alone import is_alone
 
 DURATIONS = Path(__file__).with_name("durations.json")
-SPLIT_S = 45.0
+SPLIT_S = 150.0
 NEW_FILE_S = 10.0
 """Expected of a file that is not in `durations.json`."""
 SPARK_UNITS = {

@@ -269,20 +269,18 @@ SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.__name__)
-@pytest.mark.parametrize("kind", ["connect", "connect_async"])
-def test_the_answers_are_those_of_the_process(
-    remote: RemoteWorld, kind: str, scenario: Scenario
-) -> None:
+def test_the_answers_are_those_of_the_process(remote: RemoteWorld, scenario: Scenario) -> None:
     expected = comparable(scenario(remote.open_in_process(), remote))
-    for database in remote.library.databases:
-        with database.engine.begin() as connection:
-            for shard in database.shards:
-                connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
-            connection.exec_driver_sql("DELETE FROM toc_dead_job")
-            connection.exec_driver_sql("DELETE FROM toc_arrival")
-            connection.exec_driver_sql("DELETE FROM toc_occurrence")
-    assert comparable(scenario(getattr(remote, kind)(), remote)) == expected
     assert expected
+    for connect in (remote.connect, remote.connect_async):
+        for database in remote.library.databases:
+            with database.engine.begin() as connection:
+                for shard in database.shards:
+                    connection.exec_driver_sql(f"DELETE FROM toc_job_{shard:04d}")
+                connection.exec_driver_sql("DELETE FROM toc_dead_job")
+                connection.exec_driver_sql("DELETE FROM toc_arrival")
+                connection.exec_driver_sql("DELETE FROM toc_occurrence")
+        assert comparable(scenario(connect(), remote)) == expected, connect.__name__
 
 
 def outcome_of(verb: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -75,7 +75,14 @@ class Library:
                 ["order.close", "report"], database
             )
         self.close_no, self.report_no = numbers["order.close"], numbers["report"]
-        self.claims = Claims(self.databases, LEASE_MS, [self.close_no, self.report_no])
+        self._claims: Claims | None = None
+
+    @property
+    def claims(self) -> Claims:
+        """Made at the first use: its statements take longer to compile than all else that `reset` does."""
+        if self._claims is None:
+            self._claims = Claims(self.databases, LEASE_MS, [self.close_no, self.report_no])
+        return self._claims
 
     def reset(self) -> None:
         """Empty job tables, a new clock, new caches. The rows of toc_meta and toc_biz_type stay."""

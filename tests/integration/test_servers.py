@@ -303,7 +303,8 @@ def is_written(server: Server) -> bool:
     return fetch_row(server.url, "SHOW DATABASES LIKE 'kept'") == ("kept",)
 
 
-def test_a_killed_server_starts_again_with_its_data(own_server: Server) -> None:
+def test_a_server_that_ended_starts_again_with_its_data(own_server: Server) -> None:
+    """However it ended: killed, stopped, or frozen and stopped."""
     write(own_server)
     url, pid = own_server.url, own_server.pid
     own_server.kill()
@@ -313,17 +314,15 @@ def test_a_killed_server_starts_again_with_its_data(own_server: Server) -> None:
     assert own_server.url == url
     assert own_server.pid != pid
     assert is_written(own_server)
-
-
-def test_a_stopped_server_starts_again_with_its_data(own_server: Server) -> None:
-    write(own_server)
-    url = own_server.url
     own_server.stop()
     with pytest.raises(Exception, match=r"refused|Can't connect"):
         probe(url)
     own_server.start()
     assert own_server.url == url
     assert is_written(own_server)
+    own_server.freeze()
+    own_server.stop()
+    own_server.stop()
 
 
 def test_a_frozen_server_answers_only_once_thawed(tmp_path: Path) -> None:
@@ -336,12 +335,6 @@ def test_a_frozen_server_answers_only_once_thawed(tmp_path: Path) -> None:
             client.ping()
         server.thaw()
         assert client.ping()
-
-
-def test_a_frozen_server_can_be_stopped(own_server: Server) -> None:
-    own_server.freeze()
-    own_server.stop()
-    own_server.stop()
 
 
 @pytest.mark.parametrize("start", [start_mysql, start_mariadb])

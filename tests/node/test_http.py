@@ -19,6 +19,9 @@ from toc.node import http_server as module
 from toc.node.health import HealthPart, overall_state
 from toc.node.http_server import HttpServer
 
+SOON_S = module.HEAD_S_MAX / 2
+"""One that waited for the end of another connection would wait for nearly all of that time."""
+
 UP = HealthPart("database_0", "up", 5, "answers")
 DOWN = HealthPart("database_1", "down", 5, "no answer", "jobs wait")
 REDIS_DOWN = HealthPart("redis", "down", None, "refused", "the scanner fires")
@@ -113,7 +116,7 @@ def test_live_answers_at_once_whoever_holds_connections_open(site: Site, begins:
             if n % 10 == 5:
                 began_s = time.monotonic()
                 assert site.get("/live")[0] == 200
-                assert time.monotonic() - began_s < 1
+                assert time.monotonic() - began_s < SOON_S
     assert len(site.server._server._connections) <= module.CONNECTIONS_MAX
 
 
@@ -128,7 +131,7 @@ def test_live_answers_while_others_do_not_read_their_answers(
         wait_until(lambda: site.get("/metrics")[0] == 503, "all places for answers to be taken")
         began_s = time.monotonic()
         assert site.get("/live")[0] == 200
-        assert time.monotonic() - began_s < 1
+        assert time.monotonic() - began_s < SOON_S
     site.parts = [UP]
     wait_until(lambda: site.get("/metrics")[0] == 200, "their places to be free again")
 

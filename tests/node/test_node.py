@@ -200,9 +200,9 @@ def test_a_start_that_is_refused_leaves_nothing_behind(settings: Settings) -> No
     Node(settings, handlers=Registry()).databases.close()
     with TimeoutCenter(settings) as center:
         center.schedule(1, timedelta(days=1))  # writes the fingerprint
-    before = threading.active_count()
+    before = set(threading.enumerate())
     node = Node(other, handlers=Registry())
     with pytest.raises(SchemaMismatch):
         node.start()
     assert node.stop()
-    wait_until(lambda: threading.active_count() <= before)
+    wait_until(lambda: not {*threading.enumerate()} - before, "its threads to end")

@@ -14,6 +14,7 @@ from tests.integration.world import World
 from tests.reconcile.damage import Town
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.endpoint import Endpoint
+from tests.servers.spark import SparkCluster, spark_cluster
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
 
@@ -76,3 +77,11 @@ def spark() -> Iterator[SparkSession]:
         Settings(reconcile=ReconcileSettings(spark=SPARK)), "local[2]"
     ) as spark:
         yield spark
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A standalone cluster. One process runs all tests with one (tests/balance.py)."""
+    pytest.importorskip("pyspark")
+    with spark_cluster(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
+        yield cluster

@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contract.library import Library
 from tests.deep import deep
 from tests.worker.waiting import wait_until
+from toc.reconcile import archive
 from toc.reconcile.archive_tables import MARKS
 from toc.reconcile.delta_tables import find_table
+from toc.runtime.clock import SystemClock
+from toc.runtime.settings import Settings
 from toc.store.archive_status import ArchiveStatus, read_archive_status
 from toc.store.claims import Outcome, OutcomeKind
 
@@ -62,13 +66,17 @@ def command(
     step: str = "",
     call: int = 0,
 ) -> list[str]:
-    settings = {
+    settings = settings_of(tmp_path, library)
+    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call, table])]
+
+
+def settings_of(tmp_path: Path, library: Library) -> dict[str, Any]:
+    return {
         "databases": library.settings.databases,
         "shards": library.settings.shards,
         "redis_url": "none",
         "reconcile": {"archive": str(tmp_path / "archive"), "page": 10},
     }
-    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call, table])]
 
 
 def archived_ids(tmp_path: Path, name: str) -> list[int]:
@@ -101,7 +109,9 @@ STEPS = (
         (*STEPS[-1], "events"),
     ],
 )
-def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -> None:
+def test_killed_at_each_step(
+    tmp_path: Path, step: str, call: int, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = many(library, 0)
     killing = command(tmp_path, library, table, "", step, call)
@@ -110,7 +120,11 @@ def test_killed_at_each_step(tmp_path: Path, step: str, call: int, table: str) -
     assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
     committed = sorted(jobs) if step == "advance_archived_until" else []
     assert archived_ids(tmp_path, table) == committed
-    subprocess.run(command(tmp_path, library, table), check=True, timeout=280)
+    monkeypatch.setattr(
+        archive, "ARCHIVES", [one for one in archive.ARCHIVES if one.spec.name == table]
+    )
+    settings = Settings(**settings_of(tmp_path, library))
+    assert archive.archive_due_rows(None, settings, SystemClock(), print).is_good
     assert archived_ids(tmp_path, table) == sorted(jobs)
     status = read_archive_status(library.databases[0], MARKS[table])
     assert status is not None

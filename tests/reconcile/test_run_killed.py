@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import toc
 from tests.deep import deep
 from tests.reconcile.test_run import SHARDS, Damaged, own_redis_url
 from tests.servers import Server
-from tests.servers.spark import SparkCluster, spark_cluster
+from tests.servers.spark import SparkCluster
 from tests.table import add_line
 from toc.reconcile.findings import RunVerdict
 from toc.runtime.setting_groups import ReconcileSettings
@@ -107,13 +106,6 @@ def test_the_next_run_goes_on(
         assert "repairing" not in answer["calls"]
     runs.check_report(answer)
     add_line(request, "killed", (phase, master, f"{taken_up} of {SHARDS}"))
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    pytest.importorskip("pyspark")
-    with spark_cluster(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
-        yield cluster
 
 
 @pytest.mark.parametrize(

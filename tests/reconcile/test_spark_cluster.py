@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool
 from tests.deep import deep
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import redis_client
-from tests.servers.spark import EXECUTOR_PYTHON, SparkCluster, spark_cluster
+from tests.servers.spark import EXECUTOR_PYTHON, SparkCluster
 from tests.table import add_line
 from toc.cli.main import main
 from toc.timer import redis_keys
@@ -32,12 +32,6 @@ pytestmark = pytest.mark.timeout(300)
 PASSWORD = "s3cret-of-the-database"
 JOBS, LOST = 40, 3
 PROCESS_S_MAX = 150
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with spark_cluster(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
-        yield cluster
 
 
 class Shop(NamedTuple):

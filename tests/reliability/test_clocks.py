@@ -27,7 +27,7 @@ from toc.cli.doctor import SetupChecker
 from toc.runtime.settings import Settings
 from toc.store.claims import SKEW_MS
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.timeout(420)
 
 FAR = 500
 RATE = 20
@@ -94,7 +94,7 @@ def test_the_doctor_names_databases_whose_clocks_differ(
     stepped_database.step(60)
     check = clocks()
     assert check.level == "warn"
-    assert re.fullmatch(r"database 0 is (59|60)\d{3} ms ahead of database 1", check.found)
+    assert re.fullmatch(r"database 0 is (5[5-9]|6[0-4])\d{3} ms ahead of database 1", check.found)
 
 
 def schedule_far(fleet: Fleet, in_s: float) -> set[int]:
@@ -114,6 +114,7 @@ def cancel_all(fleet: Fleet, far: set[int]) -> None:
 
 
 @deep
+@pytest.mark.alone
 @pytest.mark.invariant("I4")
 def test_redis_clock_steps_ahead_while_nodes_run(
     make_fleet: MakeFleet, stepped_redis: Stepped, report: Report
@@ -146,6 +147,7 @@ def test_redis_clock_steps_ahead_while_nodes_run(
     assert figures.late_max_s < 15
 
 
+@pytest.mark.alone
 @pytest.mark.invariant("I2")
 @pytest.mark.invariant("I4")
 def test_a_databases_clock_steps_ahead_while_nodes_run(
@@ -183,6 +185,7 @@ def test_a_databases_clock_steps_ahead_while_nodes_run(
 
 
 @deep
+@pytest.mark.alone
 @pytest.mark.invariant("I2")
 def test_a_databases_clock_steps_back_while_nodes_run(
     make_fleet: MakeFleet, stepped_database: Stepped, report: Report
