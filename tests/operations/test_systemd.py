@@ -79,6 +79,19 @@ def test_commands_and_their_options_exist(unit: Path, capfd: pytest.CaptureFixtu
     assert [option for option in options if option not in shown] == []
 
 
+def test_the_worker_finds_the_module_that_the_page_copies(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/systemd.md").read_text("utf-8")
+    (line,) = re.findall(r"^ *(.*cp -r shop .*)$", page, re.MULTILINE)
+    for folder in ("shop", "opt/toc"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "shop/__init__.py").touch()
+    command = line.replace("/opt", "opt")
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - a line of ours
+    (worker,) = (unit for unit in SERVICES if unit.name.startswith("toc-worker"))
+    (where,) = values(worker, "WorkingDirectory")
+    assert (tmp_path / where.lstrip("/") / "shop/__init__.py").exists()
+
+
 def test_exit_codes_and_time_limits_fit_the_program() -> None:
     worker, web, nightly = (
         next(unit for unit in SERVICES if unit.name.startswith(name))
