@@ -92,6 +92,16 @@ def test_the_worker_finds_the_module_that_the_page_copies(tmp_path: Path) -> Non
     assert (tmp_path / where.lstrip("/") / "shop/__init__.py").exists()
 
 
+def test_a_worker_and_toc_web_on_one_machine_have_different_ports() -> None:
+    ports = [
+        re.findall(r"--http-port (\S+)", line)
+        for unit in SERVICES
+        for line in values(unit, "ExecStart")
+    ]
+    ((web,), (worker,)) = (found for found in ports if found)
+    assert web not in {worker.replace("%i", str(number)) for number in range(1, 10)}
+
+
 def test_exit_codes_and_time_limits_fit_the_program() -> None:
     worker, web, nightly = (
         next(unit for unit in SERVICES if unit.name.startswith(name))
