@@ -33,9 +33,10 @@ class Site:
         self.server = HttpServer("127.0.0.1", 0, lambda: self.parts)
         self.server.start()
 
-    def get(self, path: str) -> tuple[int, bytes]:
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(self.server.url + path, headers=headers)  # noqa: S310 - our own
         try:
-            with urllib.request.urlopen(self.server.url + path, timeout=10) as answer:  # noqa: S310 - our own
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - our own
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -56,6 +57,27 @@ def test_metrics_and_live_and_nothing_else(site: Site) -> None:
     assert site.get("/live")[0] == 200
     assert site.get("/")[0] == 404
     assert site.get("/health/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/live"])
+def test_no_page_reads_it_under_a_name_of_its_own(site: Site, path: str) -> None:
+    port = site.server.url.rpartition(":")[2]
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", ""):
+        assert site.get(path, Host=host)[0] == 421, host
+    for host in ("localhost", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+        assert site.get(path, Host=host)[0] == 200, host
+
+
+def test_in_a_network_it_has_any_name() -> None:
+    server = HttpServer("0.0.0.0", 0, list)  # noqa: S104 - what is tested
+    server.start()
+    port = server.url.rpartition(":")[2]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/live", headers={"Host": "worker-1.example:9100"}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - our own
+        assert answer.status == 200
+    server.stop()
 
 
 def test_health_says_how_each_part_is(site: Site) -> None:
@@ -127,7 +149,7 @@ def test_live_answers_while_others_do_not_read_their_answers(
     with contextlib.ExitStack() as slow:
         for _ in range(module.CONNECTIONS_MAX + 4):
             client = slow.enter_context(connected(site))
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: site.get("/metrics")[0] == 503, "all places for answers to be taken")
         began_s = time.monotonic()
         assert site.get("/live")[0] == 200

@@ -249,11 +249,20 @@ def test_selectors_find_their_pods() -> None:
     assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= named
 
 
-def test_the_network_policy_opens_the_ports_of_the_example() -> None:
+def test_the_page_waits_for_long_migrations() -> None:
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text("utf-8")
+    waits = re.findall(r"kubectl .*\bwait .*", page)
+    assert waits
+    assert [line for line in waits if "--timeout=" not in line] == []  # kubectl's own: 30 s
+
+
+def test_the_network_policy_opens_the_ports_of_the_example_and_those_with_tls() -> None:
     (policy,) = of_kind("NetworkPolicy")
     rules = chain.from_iterable(rule["ports"] for rule in policy["spec"]["egress"])
     opened = {rule["port"] for rule in rules}
-    used = re.findall(r":(\d{4})\b", EXAMPLE["stringData"]["toc.toml"])
+    hardening = (ROOT / "docs/how-to/hardening.md").read_text("utf-8")
+    with_tls = hardening.partition("```toml\n")[2].partition("```")[0]
+    used = re.findall(r":(\d{4})\b", EXAMPLE["stringData"]["toc.toml"] + with_tls)
     assert set(map(int, used)) <= opened
 
 

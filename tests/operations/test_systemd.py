@@ -79,6 +79,29 @@ def test_commands_and_their_options_exist(unit: Path, capfd: pytest.CaptureFixtu
     assert [option for option in options if option not in shown] == []
 
 
+def test_the_worker_finds_the_module_that_the_page_copies(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/systemd.md").read_text("utf-8")
+    (line,) = re.findall(r"^ *(.*cp -r shop .*)$", page, re.MULTILINE)
+    for folder in ("shop", "opt/toc"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "shop/__init__.py").touch()
+    command = line.replace("/opt", "opt")
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - a line of ours
+    (worker,) = (unit for unit in SERVICES if unit.name.startswith("toc-worker"))
+    (where,) = values(worker, "WorkingDirectory")
+    assert (tmp_path / where.lstrip("/") / "shop/__init__.py").exists()
+
+
+def test_a_worker_and_toc_web_on_one_machine_have_different_ports() -> None:
+    ports = [
+        re.findall(r"--http-port (\S+)", line)
+        for unit in SERVICES
+        for line in values(unit, "ExecStart")
+    ]
+    ((web,), (worker,)) = (found for found in ports if found)
+    assert web not in {worker.replace("%i", str(number)) for number in range(1, 10)}
+
+
 def test_exit_codes_and_time_limits_fit_the_program() -> None:
     worker, web, nightly = (
         next(unit for unit in SERVICES if unit.name.startswith(name))

@@ -57,6 +57,7 @@ class Page:
         self.variables = {
             "DB": f"--host=127.0.0.1 --port={port} --user=root",
             "BACKUP": str(directory / "backup"),
+            "NIGHT": str(directory / "backup/2026-11-27"),
             "DATA": str(directory / "restored/data"),
             "REDIS": redis.url,
             "TOC_DATABASES": settings.databases[0],
@@ -174,6 +175,7 @@ def test_a_server_is_restored_to_a_moment(
     binlogs.communicate()
     began = len(stack.starts)
 
+    (tmp_path / "restored/data").mkdir()  # the data that the restore replaces
     page.run("cp -a")
     port = make_url(source.url).port or 0
     with start_mysql_source(tmp_path / "restored", SMALL, port=port) as restored:

@@ -60,6 +60,18 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     assert broken == []
 
 
+def test_no_page_installs_the_project_of_that_name_on_pypi() -> None:
+    """In a new environment `pip install toc` would fetch what strangers have written."""
+    command = re.compile(r"pip install (?!-)\W*toc\b.*")
+    found = [
+        (name_of(page), line)
+        for page in PAGES
+        if page != REFERENCE / "cli.md"  # the help of toc, which is installed already
+        for line in command.findall(page.read_text("utf-8"))
+    ]
+    assert found == []
+
+
 def test_every_path_that_a_file_names_is_there() -> None:
     named = {
         (name_of(path), found)

@@ -8,6 +8,10 @@ A client that is slow, silent or malicious must not make a supervisor believe th
 Therefore each connection has two deadlines, one for the request's head and one for the whole answer; if there
 are too many connections, the one that has been silent for longest is closed; and only a few requests other
 than `/live` are answered at the same time.
+
+On loopback a request must name an address, `localhost` or `http.host` in its header Host. Without this check
+a web page could read the answers through a browser on this machine, under a name of the page's own (DNS
+rebinding). On other addresses the network decides who reaches the port.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
+from ipaddress import ip_address
 from socketserver import ThreadingMixIn
 from typing import Any, cast
+from urllib.parse import urlsplit
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
@@ -223,6 +229,8 @@ class HttpServer:
             raise SettingsError(
                 f"http: cannot listen on {host}:{port}: {error.strerror}"
             ) from error
+        self._own_names = {"localhost", host.lower()}
+        self._is_on_loopback = ip_address(str(self._server.server_address[0])).is_loopback
         named = socket.gethostname() if host in WILDCARDS else host
         self.url = format_url(named, self._server.server_port)
 
@@ -238,6 +246,10 @@ class HttpServer:
         self._server.server_close()
 
     def _answer_request(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        # Browsers always send the header.
+        if self._is_on_loopback and not self._is_own_name(environ.get("HTTP_HOST", "localhost")):
+            problem = {"problem": "the header Host must name an address, localhost or http.host"}
+            return _send_json(start_response, "421 Misdirected Request", problem)
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return cast("Iterable[bytes]", self._metrics(environ, start_response))
@@ -251,6 +263,16 @@ class HttpServer:
             return _send_json(start_response, status, document)
         paths = ["/metrics", *(["/health"] if self._health is not None else []), LIVE]
         return _send_json(start_response, "404 Not Found", {"paths": paths})
+
+    def _is_own_name(self, host: str) -> bool:
+        """Whether a header Host is a name of this server, or an address, which no page has as its name."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            if name not in self._own_names:
+                ip_address(name)
+        except ValueError:
+            return False
+        return True
 
 
 def format_url(host: str, port: int) -> str:
