@@ -341,3 +341,33 @@ def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_cla
     )
     one_round(library, fallback)
     assert sorted(sink.ids) == sorted(limited)
+
+
+def test_each_shard_is_read_from_both_keys_though_each_round_is_too_long(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the limited jobs there are jobs in each shard that no worker here handles."""
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_ids = {library.shard(library.pending(number)): number for number in range(40)}
+    limited = [
+        library.pending(biz_id, -1000, type_no=library.report_no)
+        for biz_id in biz_ids.values()
+        for _ in range(8)  # all of them are before the first key
+    ]
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    read_overdue_rows = library.pages.read_overdue_rows
+
+    def read_slowly(*given: Any) -> Any:
+        rows = [row for row in read_overdue_rows(*given) if row.job_id not in sink.ids]
+        if not rows:
+            library.clock.advance(module.FRUITLESS_S_MAX * 0.6)
+        return rows
+
+    monkeypatch.setattr(library.pages, "read_overdue_rows", read_slowly)
+    fallback = make(
+        types=lambda: [library.report_no], restrictions=restrictions_of_report(library, Gate())
+    )
+    for _ in range(12):
+        one_round(library, fallback, after_s=600)
+    assert set(sink.ids) == set(limited)

@@ -18,7 +18,7 @@ claim the jobs of the others, and soon (ADR 45).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -46,6 +46,17 @@ class OverdueShardCount(NamedTuple):
     of: int
     grace_s: float
     since_ms: int | None
+
+
+class _Place(NamedTuple):
+    """Where to read on in a shard: the key of the last row read, or one before all rows to read.
+
+    `is_before_restricted`: rows of restricted types may follow; else the search has passed over them.
+    """
+
+    shard: int
+    key: tuple[int, int]
+    is_before_restricted: bool
 
 
 class FallbackScanner(Service):
@@ -81,10 +92,10 @@ class FallbackScanner(Service):
         self._grace_ms, self._period_s, self._rest_s_max = grace_ms, period_s, rest_s_max
         self._search, self._search_of_restricted = OverdueSearch(pages), OverdueSearch(pages)
         self._scanned: frozenset[int] = frozenset()
-        # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
-        self._found: deque[tuple[int, tuple[int, int]]] = deque()
-        # The same, of those left when the last round read too many rows in vain.
-        self._unread: dict[int, tuple[int, int]] = {}
+        # Those left in the current round.
+        self._found: deque[_Place] = deque()
+        # Those left when the last round read too many rows in vain, at most two of each shard.
+        self._unread: list[_Place] = []
         self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
         self.overdue = OverdueShardCount(0, len(self._shards), grace_ms / 1000, None)
@@ -136,18 +147,20 @@ class FallbackScanner(Service):
             with_restricted = self._find_in_all_shards(self._search_of_restricted, closed)
         # The first search may have passed over many rows of restricted types: a shard is read from both keys.
         fresh = [
-            (shard, key)
+            _Place(shard, keys[shard], keys is with_restricted)
             for shard in self._shards
-            for key in dict.fromkeys(
-                each[shard] for each in (found, with_restricted) if shard in each
-            )
+            for keys in (found, with_restricted)
+            if shard in keys
         ]
         # Rows may have become overdue before the keys of the last round, so both are read, in turn: neither
         # may use up all the time of a round.
-        in_turn = (each for both in zip_longest(self._unread.items(), fresh) for each in both)
-        others = [each for each in in_turn if each and each[0] not in self._scanned]
-        self._found.extend(dict.fromkeys(others))  # guard: net-under-every-shard
-        self._unread = {}
+        in_turn = (each for both in zip_longest(self._unread, fresh) for each in both)
+        others = [each for each in in_turn if each and each.shard not in self._scanned]
+        once = dict[tuple[int, tuple[int, int]], _Place]()
+        for each in others:
+            once[each[:2]] = max(each, once.get(each[:2], each))
+        self._found.extend(once.values())  # guard: net-under-every-shard
+        self._unread = []
 
     def _find_in_all_shards(
         self, search: OverdueSearch, left_out: Collection[int]
@@ -187,25 +200,36 @@ class FallbackScanner(Service):
         self._waits_for_permits = not permits
         if not permits:
             return NO_PERMITS_S
-        shard, after = self._found.popleft()
+        place = self._found.popleft()
         found_s, claimed, page = self._clock.monotonic_s(), 0, None
         try:
             page = self._overdue_pages.read_overdue_page(
-                shard, after, self._grace_ms, permits, found_s
+                place.shard, place.key, self._grace_ms, permits, found_s
             )
             claimed = self._overdue_pages.claim_overdue_page(page)
             self._claimed_restricted |= bool(claimed and page.admissions)
             if page.has_more:  # the next page is read after the other shards
-                self._found.append((shard, page.after))
+                self._found.append(place._replace(key=page.after))
         except Exception as error:  # noqa: BLE001 - as above
-            self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)
+            self._log_throttle.warning("page", "%s: shard %d: %s", self.name, place.shard, error)
         took_s = self._clock.monotonic_s() - found_s
         if page is None or not page.job_ids:  # only rows of types without a handler here
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s
             if self._fruitless_s > FRUITLESS_S_MAX:
-                for left, key in self._found:
-                    self._unread[left] = max(key, self._unread.get(left, key))
+                self._unread = _furthest_places(self._found)
                 self._found.clear()
         return 0
+
+
+def _furthest_places(places: Iterable[_Place]) -> list[_Place]:
+    """Of those of a shard from one search, the one that has come furthest: the next round begins anew, too.
+
+    One from the other search does not stand for it: the rows between the two would never be read.
+    """
+    furthest: dict[tuple[int, bool], _Place] = {}
+    for each in places:
+        kind = each.shard, each.is_before_restricted
+        furthest[kind] = max(each, furthest.get(kind, each))
+    return list(furthest.values())
