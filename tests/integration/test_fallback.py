@@ -252,6 +252,32 @@ def test_one_broken_table_hides_no_other(
     assert asked == [[0, 1, 2, 3]]  # a database that is away is not asked shard by shard
 
 
+def test_a_locked_table_is_not_waited_for_in_each_step_of_a_check(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check makes many steps where there are many rows of paused types."""
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_id = next(n for n in range(40) if library.shard(library.new(n).job_id) == 3)
+    library.insert(*(library.new(biz_id, type_no=library.report_no) for _ in range(100)))
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    find = library.pages.find_overdue_shards_after
+
+    def wait_for_lock(grace_ms: Mapping[int, int], *rest: Any) -> set[int]:
+        if 0 in grace_ms:
+            library.clock.advance(25)
+            raise ValueError("a lock wait that took too long")
+        return find(grace_ms, *rest)
+
+    monkeypatch.setattr(library.pages, "find_overdue_shards_after", wait_for_lock)
+    gate = Gate(clock=library.clock)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    fallback = make(restrictions=restrictions_of_report(library, gate))
+    since_s = library.clock.monotonic_s()
+    fallback._find_overdue_shards()
+    assert library.clock.monotonic_s() - since_s == pytest.approx(3 * 25, abs=5)
+
+
 def test_more_shards_than_one_statement_takes(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

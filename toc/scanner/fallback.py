@@ -169,9 +169,11 @@ class FallbackScanner(Service):
         found: dict[int, tuple[int, int]] = {}
         for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
             block = self._shards[at : at + SHARDS_PER_QUERY_MAX]
+            wasted_s = self._wasted_s
             for _ in range(STEPS_MAX):
                 found |= self._shards_with_overdue_rows(block, search, left_out)
-                if not search.is_behind:
+                # Where a table is locked, each step may wait for it for minutes.
+                if not search.is_behind or self._wasted_s - wasted_s > FRUITLESS_S_MAX:
                     break
         return found
 
