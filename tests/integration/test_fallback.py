@@ -192,6 +192,25 @@ def test_it_comes_to_every_shard_though_each_round_is_too_long(
     assert set(read) == {0, 1, 2, 3}
 
 
+def test_the_last_of_many_shards_has_its_turn_though_each_round_finds_the_first_ones_again(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def read_slowly(shard: int, *rest: Any) -> Any:
+        read.append(shard)
+        small_library.clock.advance(module.FRUITLESS_S_MAX * 0.6)
+        return []
+
+    monkeypatch.setattr(small_library.pages, "find_overdue_shards", frozenset[int])
+    monkeypatch.setattr(small_library.pages, "read_overdue_rows", read_slowly)
+    fallback = make(types=lambda: [999])
+    fallback._shards = list(range(32))
+    for _ in range(40):  # each reads two pages, of which one is of the first shards
+        one_round(small_library, fallback, after_s=600)
+    assert set(read) == set(range(32))
+
+
 def test_a_job_behind_many_paused_ones_is_claimed_after_a_few_bounded_rests(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,11 +52,13 @@ class _Place(NamedTuple):
     """Where to read on in a shard: the key of the last row read, or one before all rows to read.
 
     `is_before_restricted`: rows of restricted types may follow; else the search has passed over them.
+    `since`: the round in which it was found, or a page was read there.
     """
 
     shard: int
     key: tuple[int, int]
     is_before_restricted: bool
+    since: int
 
 
 class FallbackScanner(Service):
@@ -94,8 +96,9 @@ class FallbackScanner(Service):
         self._scanned: frozenset[int] = frozenset()
         # Those left in the current round.
         self._found: deque[_Place] = deque()
-        # Those left when the last round read too many rows in vain, at most two of each shard.
+        # Those left when the last round read too many rows in vain: of each shard at most two, oldest first.
         self._unread: list[_Place] = []
+        self._round = 0
         self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
         self.overdue = OverdueShardCount(0, len(self._shards), grace_ms / 1000, None)
@@ -145,9 +148,10 @@ class FallbackScanner(Service):
         with_restricted: dict[int, tuple[int, int]] = {}
         if restricted != closed:  # guard: net-under-restricted-types
             with_restricted = self._find_in_all_shards(self._search_of_restricted, closed)
+        self._round += 1
         # The first search may have passed over many rows of restricted types: a shard is read from both keys.
         fresh = [
-            _Place(shard, keys[shard], keys is with_restricted)
+            _Place(shard, keys[shard], keys is with_restricted, self._round)
             for shard in self._shards
             for keys in (found, with_restricted)
             if shard in keys
@@ -158,7 +162,8 @@ class FallbackScanner(Service):
         others = [each for each in in_turn if each and each.shard not in self._scanned]
         once = dict[tuple[int, tuple[int, int]], _Place]()
         for each in others:
-            once[each[:2]] = max(each, once.get(each[:2], each))
+            known = once.get(each[:2], each)
+            once[each[:2]] = max(each, known)._replace(since=min(each.since, known.since))
         self._found.extend(once.values())  # guard: net-under-every-shard
         self._unread = []
 
@@ -211,7 +216,7 @@ class FallbackScanner(Service):
             claimed = self._overdue_pages.claim_overdue_page(page)
             self._claimed_restricted |= bool(claimed and page.admissions)
             if page.has_more:  # the next page is read after the other shards
-                self._found.append(place._replace(key=page.after))
+                self._found.append(place._replace(key=page.after, since=self._round))
         except Exception as error:  # noqa: BLE001 - as above
             self._log_throttle.warning("page", "%s: shard %d: %s", self.name, place.shard, error)
         took_s = self._clock.monotonic_s() - found_s
@@ -228,10 +233,12 @@ class FallbackScanner(Service):
 def _furthest_places(places: Iterable[_Place]) -> list[_Place]:
     """Of those of a shard from one search, the one that has come furthest: the next round begins anew, too.
 
-    One from the other search does not stand for it: the rows between the two would never be read.
+    One from the other search does not stand for it: the rows between the two would never be read. The oldest
+    come first: else the first shards, which each round finds again, would go before the last ones for ever.
     """
     furthest: dict[tuple[int, bool], _Place] = {}
-    for each in places:
+    for each in sorted(places, key=lambda place: place.since):
         kind = each.shard, each.is_before_restricted
-        furthest[kind] = max(each, furthest.get(kind, each))
+        known = furthest.get(kind, each)
+        furthest[kind] = known._replace(key=max(known.key, each.key))
     return list(furthest.values())
