@@ -271,6 +271,30 @@ def test_one_broken_table_hides_no_other(
     assert asked == [[0, 1, 2, 3]]  # a database that is away is not asked shard by shard
 
 
+def test_one_broken_table_hides_no_job_behind_many_paused_ones(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_id = next(n for n in range(40) if library.shard(library.new(n).job_id) == 0)
+    library.insert(*(library.new(biz_id, type_no=library.report_no) for _ in range(50)))
+    library.clock.advance(1)
+    job = library.pending(biz_id)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    find = library.pages.find_overdue_shards_after
+
+    def broken(grace_ms: Mapping[int, int], *rest: Any) -> set[int]:
+        if 3 in grace_ms:
+            raise ValueError("no such table")
+        return find(grace_ms, *rest)
+
+    monkeypatch.setattr(library.pages, "find_overdue_shards_after", broken)
+    gate = Gate(clock=library.clock)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    one_round(library, make(restrictions=restrictions_of_report(library, gate)))
+    assert sink.ids == [job]
+
+
 def test_a_locked_table_is_not_waited_for_in_each_step_of_a_check(
     small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,9 +198,11 @@ class FallbackScanner(Service):
         if len(block) == 1 or not self._pages.database_answers(block[0]):
             return {}
         half = len(block) // 2
-        return self._shards_with_overdue_rows(
-            block[:half], search, left_out
-        ) | self._shards_with_overdue_rows(block[half:], search, left_out)
+        found = self._shards_with_overdue_rows(block[:half], search, left_out)
+        is_behind = search.is_behind
+        found |= self._shards_with_overdue_rows(block[half:], search, left_out)
+        search.is_behind |= is_behind
+        return found
 
     def _claim_overdue_page(self) -> float:
         permits = self._overdue_pages.take_page_permits()
