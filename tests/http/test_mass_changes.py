@@ -22,6 +22,7 @@ from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.mass_jobs import choose_mass_jobs, make_request
 from toc.dashboard.visit import TOKEN_COOKIE
 from toc.domain.mass_change import JobSelection
+from toc.http import mass_runs
 from toc.store import mass_change_rows
 from toc.store.mass_change_rows import MassChange, insert_mass_change
 
@@ -353,6 +354,30 @@ def test_a_person_who_signs_out_does_not_end_a_change(world: MassWorld) -> None:
     with world.client(token=token) as client:
         assert client.get("/v1/mass_changes").status_code == 401
     change = world.wait_for(change_id)
+    assert (change["state"], change["changed"]) == ("done", 30)
+
+
+def test_who_signs_out_while_the_row_is_read_does_not_end_a_change(
+    world: MassWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.make_dead(30)
+    token = world.make_session("bob")
+    write_progress, signed_out = mass_change_rows.write_progress, list[int]()
+
+    def write_then_sign_out(*given: Any) -> Any:
+        beat = write_progress(*given)
+        if given[2] and not signed_out:
+            with world.client(1) as client:
+                client.cookies.set(TOKEN_COOKIE, token)
+                answer = client.post("/ui/sign-out", headers={"Sec-Fetch-Site": "same-origin"})
+            signed_out.append(answer.status_code)
+            for server in world.servers:
+                server.backend.access.refresh_now()
+        return beat
+
+    monkeypatch.setattr(mass_runs, "write_progress", write_then_sign_out)
+    change = world.wait_for(world.started(world.count(), token=token, rate_per_s=10))
+    assert signed_out == [303]
     assert (change["state"], change["changed"]) == ("done", 30)
 
 

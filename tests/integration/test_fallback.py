@@ -192,6 +192,25 @@ def test_it_comes_to_every_shard_though_each_round_is_too_long(
     assert set(read) == {0, 1, 2, 3}
 
 
+def test_the_last_of_many_shards_has_its_turn_though_each_round_finds_the_first_ones_again(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def read_slowly(shard: int, *rest: Any) -> Any:
+        read.append(shard)
+        small_library.clock.advance(module.FRUITLESS_S_MAX * 0.6)
+        return []
+
+    monkeypatch.setattr(small_library.pages, "find_overdue_shards", frozenset[int])
+    monkeypatch.setattr(small_library.pages, "read_overdue_rows", read_slowly)
+    fallback = make(types=lambda: [999])
+    fallback._shards = list(range(32))
+    for _ in range(40):  # each reads two pages, of which one is of the first shards
+        one_round(small_library, fallback, after_s=600)
+    assert set(read) == set(range(32))
+
+
 def test_a_job_behind_many_paused_ones_is_claimed_after_a_few_bounded_rests(
     small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +269,56 @@ def test_one_broken_table_hides_no_other(
     monkeypatch.setattr(small_library.pages, "database_answers", lambda _: False)
     one_round(small_library, fallback)
     assert asked == [[0, 1, 2, 3]]  # a database that is away is not asked shard by shard
+
+
+def test_one_broken_table_hides_no_job_behind_many_paused_ones(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_id = next(n for n in range(40) if library.shard(library.new(n).job_id) == 0)
+    library.insert(*(library.new(biz_id, type_no=library.report_no) for _ in range(50)))
+    library.clock.advance(1)
+    job = library.pending(biz_id)
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    find = library.pages.find_overdue_shards_after
+
+    def broken(grace_ms: Mapping[int, int], *rest: Any) -> set[int]:
+        if 3 in grace_ms:
+            raise ValueError("no such table")
+        return find(grace_ms, *rest)
+
+    monkeypatch.setattr(library.pages, "find_overdue_shards_after", broken)
+    gate = Gate(clock=library.clock)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    one_round(library, make(restrictions=restrictions_of_report(library, gate)))
+    assert sink.ids == [job]
+
+
+def test_a_locked_table_is_not_waited_for_in_each_step_of_a_check(
+    small_library: Library, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check makes many steps where there are many rows of paused types."""
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_id = next(n for n in range(40) if library.shard(library.new(n).job_id) == 3)
+    library.insert(*(library.new(biz_id, type_no=library.report_no) for _ in range(100)))
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    find = library.pages.find_overdue_shards_after
+
+    def wait_for_lock(grace_ms: Mapping[int, int], *rest: Any) -> set[int]:
+        if 0 in grace_ms:
+            library.clock.advance(25)
+            raise ValueError("a lock wait that took too long")
+        return find(grace_ms, *rest)
+
+    monkeypatch.setattr(library.pages, "find_overdue_shards_after", wait_for_lock)
+    gate = Gate(clock=library.clock)
+    gate.update_pauses({"type:report": known(Pause("type:report", 0))})
+    fallback = make(restrictions=restrictions_of_report(library, gate))
+    since_s = library.clock.monotonic_s()
+    fallback._find_overdue_shards()
+    assert library.clock.monotonic_s() - since_s == pytest.approx(3 * 25, abs=5)
 
 
 def test_more_shards_than_one_statement_takes(
@@ -341,3 +410,33 @@ def test_jobs_of_a_limited_type_before_those_that_no_worker_here_handles_are_cla
     )
     one_round(library, fallback)
     assert sorted(sink.ids) == sorted(limited)
+
+
+def test_each_shard_is_read_from_both_keys_though_each_round_is_too_long(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the limited jobs there are jobs in each shard that no worker here handles."""
+    library = small_library
+    monkeypatch.setattr(overdue_search, "ROWS_READ_MAX", 8)
+    biz_ids = {library.shard(library.pending(number)): number for number in range(40)}
+    limited = [
+        library.pending(biz_id, -1000, type_no=library.report_no)
+        for biz_id in biz_ids.values()
+        for _ in range(8)  # all of them are before the first key
+    ]
+    library.clock.advance(GRACE_MS / 1000 + 1)
+    read_overdue_rows = library.pages.read_overdue_rows
+
+    def read_slowly(*given: Any) -> Any:
+        rows = [row for row in read_overdue_rows(*given) if row.job_id not in sink.ids]
+        if not rows:
+            library.clock.advance(module.FRUITLESS_S_MAX * 0.6)
+        return rows
+
+    monkeypatch.setattr(library.pages, "read_overdue_rows", read_slowly)
+    fallback = make(
+        types=lambda: [library.report_no], restrictions=restrictions_of_report(library, Gate())
+    )
+    for _ in range(12):
+        one_round(library, fallback, after_s=600)
+    assert set(sink.ids) == set(limited)

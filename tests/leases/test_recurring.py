@@ -8,8 +8,11 @@ import pytest
 
 from tests.leases.rig import TYPE, LeaseRig
 from tests.worker.waiting import wait_until
+from toc.center.connections import Connections
 from toc.domain.job import Job, Status
+from toc.errors import StoreUnavailable
 from toc.leases.settlement import Then
+from toc.store.databases import Database
 
 NAME = "rec.pull"
 
@@ -50,6 +53,20 @@ def test_the_first_call_of_a_client_arms_the_first_occurrence(rig: LeaseRig) -> 
     rig.center.recur(NAME, every=60, biz_type=TYPE)
     (first,) = occurrences(rig)
     assert rig.armed_ms(first.job_id) == first.action_ms
+
+
+def test_a_job_that_is_committed_is_told_though_its_database_does_not_answer_any_more(
+    rig: LeaseRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who got an error would call again, and make one more job."""
+    rig.center.recur(NAME, every=60, biz_type=TYPE)
+
+    def away(_state: Connections, database: Database) -> int:
+        raise StoreUnavailable(database.index, OSError("away"))
+
+    monkeypatch.setattr(Connections, "database_now_ms", away)
+    job_id = rig.center.recurring.run(NAME)
+    assert job_id in {job.job_id for job in occurrences(rig)}
 
 
 def test_the_next_occurrence_is_armed(rig: LeaseRig) -> None:

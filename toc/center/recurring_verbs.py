@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -13,7 +14,7 @@ from toc.domain.argument_checks import check_actor, check_integer, check_reason
 from toc.domain.biz_ids import check_business_id, check_tenant
 from toc.domain.recurring import Recurring, check_schedule_name, make_schedule
 from toc.domain.times import MS_MAX, action_time_to_ms, datetime_of
-from toc.errors import InvalidInput, NotFound
+from toc.errors import InvalidInput, NotFound, TocError
 from toc.store.recurring_chains import MadeOccurrence, RecurringChains
 from toc.store.recurring_changes import (
     Admit,
@@ -225,8 +226,10 @@ class RecurringVerbs:
 
     def _arm(self, state: Connections, made: Sequence[MadeOccurrence]) -> None:
         if made:
-            # Without it the first call of a client would not know the time, and no job would be near.
-            state.database_now_ms(state.database_of_job(made[0].job_id))
+            # Without it the first call of a client would not know the time, and no job would be near. If the
+            # database does not answer any more, the loader finds the jobs: they are committed.
+            with suppress(TocError):
+                state.database_now_ms(state.database_of_job(made[0].job_id))
         state.arm_near_jobs((each.biz_type, Reminder(each.due_ms, each.job_id)) for each in made)
 
 

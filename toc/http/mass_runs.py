@@ -136,17 +136,17 @@ class _MassRun:
             self._end = "interrupted", "silent"
         elif now_s - self._tried_s >= BEAT_S:
             self._tried_s = now_s
+            # Asked before the row is read: who signs out is noted there before the session ends.
+            holds = self._is_token_valid()
             self._write_progress()
-            if self._end[0] == "done" and not self._may_go_on():
+            if self._end[0] == "done" and not (holds or self._has_signed_out):
                 self._end = "stopped", "token_revoked"
         return self._end[0] != "done"
 
-    def _may_go_on(self) -> bool:
-        """Whether the token or session that started the change still holds. Signing out does not count."""
+    def _is_token_valid(self) -> bool:
+        """Whether the token or session that started the change still holds."""
         caller = self._starter.caller
-        if caller.token_id is None or self._has_signed_out:
-            return True
-        return self._runs.access.authenticator.is_still_valid(caller)
+        return caller.token_id is None or self._runs.access.authenticator.is_still_valid(caller)
 
     def _write_progress(self) -> None:
         change_id = self._change.mass_change_id

@@ -18,7 +18,7 @@ claim the jobs of the others, and soon (ADR 45).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -46,6 +46,19 @@ class OverdueShardCount(NamedTuple):
     of: int
     grace_s: float
     since_ms: int | None
+
+
+class _Place(NamedTuple):
+    """Where to read on in a shard: the key of the last row read, or one before all rows to read.
+
+    `is_before_restricted`: rows of restricted types may follow; else the search has passed over them.
+    `since`: the round in which it was found, or a page was read there.
+    """
+
+    shard: int
+    key: tuple[int, int]
+    is_before_restricted: bool
+    since: int
 
 
 class FallbackScanner(Service):
@@ -81,10 +94,11 @@ class FallbackScanner(Service):
         self._grace_ms, self._period_s, self._rest_s_max = grace_ms, period_s, rest_s_max
         self._search, self._search_of_restricted = OverdueSearch(pages), OverdueSearch(pages)
         self._scanned: frozenset[int] = frozenset()
-        # The shards left in the current round: (shard, (due_ms, job_id) of the last row read).
-        self._found: deque[tuple[int, tuple[int, int]]] = deque()
-        # The same, of those left when the last round read too many rows in vain.
-        self._unread: dict[int, tuple[int, int]] = {}
+        # Those left in the current round.
+        self._found: deque[_Place] = deque()
+        # Those left when the last round read too many rows in vain: of each shard at most two, oldest first.
+        self._unread: list[_Place] = []
+        self._round = 0
         self._waits_for_permits = False
         self._began_s, self._wasted_s, self._fruitless_s = clock.monotonic_s(), 0.0, 0.0
         self.overdue = OverdueShardCount(0, len(self._shards), grace_ms / 1000, None)
@@ -134,20 +148,24 @@ class FallbackScanner(Service):
         with_restricted: dict[int, tuple[int, int]] = {}
         if restricted != closed:  # guard: net-under-restricted-types
             with_restricted = self._find_in_all_shards(self._search_of_restricted, closed)
+        self._round += 1
         # The first search may have passed over many rows of restricted types: a shard is read from both keys.
         fresh = [
-            (shard, key)
+            _Place(shard, keys[shard], keys is with_restricted, self._round)
             for shard in self._shards
-            for key in dict.fromkeys(
-                each[shard] for each in (found, with_restricted) if shard in each
-            )
+            for keys in (found, with_restricted)
+            if shard in keys
         ]
         # Rows may have become overdue before the keys of the last round, so both are read, in turn: neither
         # may use up all the time of a round.
-        in_turn = (each for both in zip_longest(self._unread.items(), fresh) for each in both)
-        others = [each for each in in_turn if each and each[0] not in self._scanned]
-        self._found.extend(dict.fromkeys(others))  # guard: net-under-every-shard
-        self._unread = {}
+        in_turn = (each for both in zip_longest(self._unread, fresh) for each in both)
+        others = [each for each in in_turn if each and each.shard not in self._scanned]
+        once = dict[tuple[int, tuple[int, int]], _Place]()
+        for each in others:
+            known = once.get(each[:2], each)
+            once[each[:2]] = max(each, known)._replace(since=min(each.since, known.since))
+        self._found.extend(once.values())  # guard: net-under-every-shard
+        self._unread = []
 
     def _find_in_all_shards(
         self, search: OverdueSearch, left_out: Collection[int]
@@ -156,9 +174,11 @@ class FallbackScanner(Service):
         found: dict[int, tuple[int, int]] = {}
         for at in range(0, len(self._shards), SHARDS_PER_QUERY_MAX):
             block = self._shards[at : at + SHARDS_PER_QUERY_MAX]
+            wasted_s = self._wasted_s
             for _ in range(STEPS_MAX):
                 found |= self._shards_with_overdue_rows(block, search, left_out)
-                if not search.is_behind:
+                # Where a table is locked, each step may wait for it for minutes.
+                if not search.is_behind or self._wasted_s - wasted_s > FRUITLESS_S_MAX:
                     break
         return found
 
@@ -178,34 +198,49 @@ class FallbackScanner(Service):
         if len(block) == 1 or not self._pages.database_answers(block[0]):
             return {}
         half = len(block) // 2
-        return self._shards_with_overdue_rows(
-            block[:half], search, left_out
-        ) | self._shards_with_overdue_rows(block[half:], search, left_out)
+        found = self._shards_with_overdue_rows(block[:half], search, left_out)
+        is_behind = search.is_behind
+        found |= self._shards_with_overdue_rows(block[half:], search, left_out)
+        search.is_behind |= is_behind
+        return found
 
     def _claim_overdue_page(self) -> float:
         permits = self._overdue_pages.take_page_permits()
         self._waits_for_permits = not permits
         if not permits:
             return NO_PERMITS_S
-        shard, after = self._found.popleft()
+        place = self._found.popleft()
         found_s, claimed, page = self._clock.monotonic_s(), 0, None
         try:
             page = self._overdue_pages.read_overdue_page(
-                shard, after, self._grace_ms, permits, found_s
+                place.shard, place.key, self._grace_ms, permits, found_s
             )
             claimed = self._overdue_pages.claim_overdue_page(page)
             self._claimed_restricted |= bool(claimed and page.admissions)
             if page.has_more:  # the next page is read after the other shards
-                self._found.append((shard, page.after))
+                self._found.append(place._replace(key=page.after, since=self._round))
         except Exception as error:  # noqa: BLE001 - as above
-            self._log_throttle.warning("page", "%s: shard %d: %s", self.name, shard, error)
+            self._log_throttle.warning("page", "%s: shard %d: %s", self.name, place.shard, error)
         took_s = self._clock.monotonic_s() - found_s
         if page is None or not page.job_ids:  # only rows of types without a handler here
             self._wasted_s += took_s
         if not claimed:
             self._fruitless_s += took_s
             if self._fruitless_s > FRUITLESS_S_MAX:
-                for left, key in self._found:
-                    self._unread[left] = max(key, self._unread.get(left, key))
+                self._unread = _furthest_places(self._found)
                 self._found.clear()
         return 0
+
+
+def _furthest_places(places: Iterable[_Place]) -> list[_Place]:
+    """Of those of a shard from one search, the one that has come furthest: the next round begins anew, too.
+
+    One from the other search does not stand for it: the rows between the two would never be read. The oldest
+    come first: else the first shards, which each round finds again, would go before the last ones for ever.
+    """
+    furthest: dict[tuple[int, bool], _Place] = {}
+    for each in sorted(places, key=lambda place: place.since):
+        kind = each.shard, each.is_before_restricted
+        known = furthest.get(kind, each)
+        furthest[kind] = known._replace(key=max(known.key, each.key))
+    return list(furthest.values())
