@@ -214,7 +214,8 @@ def debounces(center: Any, world: RemoteWorld) -> list[Any]:
     seen = [first, center.debounce("A-1", **calm, attribute={"n": 2}, details=True)]
     seen += [center.get(first.job_id), center.debounce("A-1", **calm, dedup_key="k", priority=4)]
     seen.append(center.get(seen[-1]).priority)
-    seen.append(center.cancel(biz_id="A-1", **CLOSE))
+    # With the key: made in one ms by two processes, either job may have the larger id.
+    seen.append(center.cancel(biz_id="A-1", **CLOSE, dedup_key="k"))
     wrong: list[dict[str, Any]] = [
         {"quiet": 5}, {"quiet": timedelta(0)}, {"max_wait": timedelta(seconds=59)},
         {"max_wait": timedelta(days=367)}, {"dedup_key": None}, {"biz_id": -1}, {"attribute": 5},
