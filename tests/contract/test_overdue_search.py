@@ -111,11 +111,16 @@ def test_rows_of_a_type_that_is_resumed_are_found(library: Library, shard: int) 
     assert search.find_overdue_shards({shard: 0}, ()) == {shard: BEGINNING}
 
 
-def test_a_check_reads_a_few_steps_of_rows(library: Library, shard: int) -> None:
+def test_a_check_reads_a_few_steps_of_rows(
+    library: Library, shard: int, request: pytest.FixtureRequest
+) -> None:
     if library.sqlite:
         pytest.skip("SQLite does not count the rows that a statement has read")
     search = OverdueSearch(library.pages)
     database = library.databases.database_of_shard(shard)
+    are_times_different = request.node.callspec.params["shard"] == 1
+    if are_times_different and not getattr(database.engine.dialect, "is_mariadb", False):
+        pytest.skip("of a table with few rows MySQL sometimes reads the index from its beginning")
     with rows_read(database) as read:
         assert find(search, library, shard) == {}
         walked = len(read)
