@@ -313,9 +313,9 @@ def test_the_first_changes_of_all_count_each_other(
     assert len(world.rows("SELECT mass_change_id FROM toc_mass_change")) == 1
 
 
-def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
+def stopped_by_revocation(world: MassWorld, token: str) -> str:
+    """Revokes the token or session that has started a change of 100 jobs; returns the change's id."""
     world.make_dead(100)
-    token = world.make_token()
     change_id = world.started(world.count(), token=token, rate_per_s=1)
     revoke_token(world.settings, token)
     for server in world.servers:
@@ -323,18 +323,15 @@ def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
     change = world.wait_for(change_id)
     assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
     assert change["changed"] < 100
+    return change_id
+
+
+def test_a_revoked_token_ends_its_change(world: MassWorld) -> None:
+    stopped_by_revocation(world, world.make_token())
 
 
 def test_a_revoked_session_ends_its_change_and_the_page_says_so(world: MassWorld) -> None:
-    world.make_dead(100)
-    token = world.make_session("bob")
-    change_id = world.started(world.count(), token=token, rate_per_s=1)
-    revoke_token(world.settings, token)
-    for server in world.servers:
-        server.backend.access.refresh_now()
-    change = world.wait_for(change_id)
-    assert (change["state"], change["cause"]) == ("stopped", "token_revoked")
-    assert change["changed"] < 100
+    change_id = stopped_by_revocation(world, world.make_session("bob"))
     with world.client() as client:
         client.cookies.set(TOKEN_COOKIE, world.token)
         page = client.get(f"/ui/mass_changes/{change_id}").text

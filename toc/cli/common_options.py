@@ -23,6 +23,13 @@ Verbose = Annotated[
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")]
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
 
+
+def http_port_option(paths: str) -> Any:
+    """The option --http-port of a command that serves `paths` for operators."""
+    text = f"Serve {paths} on http.host; 0 takes a free port."
+    return typer.Option("--http-port", min=0, max=65_535, help=text)
+
+
 _COMMON: dict[str, Any] = {"verbose": Verbose, "log_json": LogJson}
 
 

@@ -19,11 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """A context manager; at its end the watchdog is told no more.
+    """Reports this process to systemd. A context manager: after its end nothing more is sent to the watchdog.
 
-    `find_faults()`: why this process should be restarted; empty while it is well.
-
-    Faults of servers are none: a new process would find the same servers.
+    `find_faults()`: why systemd should restart this process; empty if there is no reason. That a server does
+    not answer is no reason: a new process would meet the same server.
     """
 
     def __init__(
@@ -60,7 +59,10 @@ class ServiceManager:
         while not self._over.is_set():
             faults = [] if self._is_stopping else self._find_faults()
             if faults:
-                log.error("the watchdog is not told that all is well: %s", "; ".join(faults))
+                log.error(
+                    "this process has faults, so it no longer reports to systemd's watchdog: %s",
+                    "; ".join(faults),
+                )
             else:
                 self._send("WATCHDOG=1")
             self._over.wait(self._watchdog_s)

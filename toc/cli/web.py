@@ -6,9 +6,7 @@ import logging
 from contextlib import ExitStack
 from typing import Annotated
 
-import typer
-
-from toc.cli.common_options import serving_command
+from toc.cli.common_options import http_port_option, serving_command
 from toc.cli.exit_codes import NO, OK
 from toc.cli.output import Output
 from toc.cli.service_manager import ServiceManager
@@ -23,16 +21,7 @@ log = logging.getLogger(__name__)
 
 STOP_S_MAX = 30.0  # above the time that the calls, the audit and the leases may take together
 
-
-HttpPort = Annotated[
-    int | None,
-    typer.Option(
-        "--http-port",
-        min=0,
-        max=65_535,
-        help="Serve /metrics and /live on http.host; 0 takes a free port.",
-    ),
-]
+HttpPort = Annotated[int | None, http_port_option("/metrics and /live")]
 
 
 @serving_command

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.common_options import serving_command
+from toc.cli.common_options import http_port_option, serving_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.handler_modules import Apps, import_handlers
 from toc.cli.output import Output
@@ -24,15 +24,7 @@ from toc.runtime.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
 
-HttpPort = Annotated[
-    int | None,
-    typer.Option(
-        "--http-port",
-        min=0,
-        max=65_535,
-        help="Serve /metrics, /health and /live on http.host; 0 takes a free port.",
-    ),
-]
+HttpPort = Annotated[int | None, http_port_option("/metrics, /health and /live")]
 
 
 Url = Annotated[

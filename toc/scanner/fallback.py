@@ -160,6 +160,7 @@ class FallbackScanner(Service):
         # may use up all the time of a round.
         in_turn = (each for both in zip_longest(self._unread, fresh) for each in both)
         others = [each for each in in_turn if each and each.shard not in self._scanned]
+        # Two places with the same shard and key are read once.
         once = dict[tuple[int, tuple[int, int]], _Place]()
         for each in others:
             known = once.get(each[:2], each)
@@ -233,10 +234,11 @@ class FallbackScanner(Service):
 
 
 def _furthest_places(places: Iterable[_Place]) -> list[_Place]:
-    """Of those of a shard from one search, the one that has come furthest: the next round begins anew, too.
+    """Keeps one place for each shard and search: the one with the largest key. The oldest place comes first.
 
-    One from the other search does not stand for it: the rows between the two would never be read. The oldest
-    come first: else the first shards, which each round finds again, would go before the last ones for ever.
+    The next round finds rows before that key again. Each search keeps a place of its own: otherwise the
+    rows between the two keys would never be read. Oldest first, because each round finds the first shards
+    again: they would always be read before the last shards.
     """
     furthest: dict[tuple[int, bool], _Place] = {}
     for each in sorted(places, key=lambda place: place.since):
