@@ -35,9 +35,9 @@ class Step:
 class Attempt:
     """A start of the job. number: counts from 1, and again after a redrive.
 
-    how: the verb that ended it. is_lost: its worker died or hung: it ended at `end` at the latest, and begin
-    and took_s are None. end: None: it runs. took_s: until now, if it runs. error: its first line.
-    whole_error: "" if that is the same.
+    begin: None: not known, for its worker died or hung; then took_s is None, and it ended at `end` at the
+    latest. end: None: it runs. took_s: until now, if it runs. how: the verb that ended it. error: its first
+    line. whole_error: "" if that is the same.
     """
 
     number: int
@@ -45,7 +45,6 @@ class Attempt:
     end: str | None
     took_s: float | None
     how: str
-    is_lost: bool = False
     error: str = ""
     whole_error: str = ""
 
@@ -100,11 +99,9 @@ def attempts_of(found: Mapping[str, Any], now_ms: int) -> list[Attempt]:
 def _ended_attempt(event: Mapping[str, Any]) -> Attempt:
     # A take-over counts as the next attempt already.
     number = max(1, event["attempts"] - (event["what"] == "take_over"))
-    begin, took_ms = event["claimed_time"], event["took_ms"]
-    took_s = None if took_ms is None else took_ms / 1000
-    return Attempt(
-        number, begin, event["time"], took_s, event["what"], begin is None, *_error_of(event)
-    )
+    took_s = None if event["took_ms"] is None else event["took_ms"] / 1000
+    begin, end = event["claimed_time"], event["time"]
+    return Attempt(number, begin, end, took_s, event["what"], *_error_of(event))
 
 
 def _note_of(event: Mapping[str, Any] | None) -> str:
