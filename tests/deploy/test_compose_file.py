@@ -23,7 +23,9 @@ from tests.deploy.deploy_files import (
     compose_file,
     compose_services,
 )
-from toc.runtime.settings import load_settings
+from tests.servers.process import ServerUnavailableError
+from tests.servers.programs import compose_program
+from toc.runtime.settings import Settings, load_settings
 
 SERVICES = sorted(compose_services())
 PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+\.\d+(-[\w.-]+)?")
@@ -42,6 +44,19 @@ def made(tmp_path: Path) -> Path:
     shutil.copytree(DOCKER, copy, ignore=shutil.ignore_patterns(".env", "secrets*"))
     subprocess.run([copy / "setup.sh"], check=True, capture_output=True)
     return copy
+
+
+def test_docker_compose_accepts_the_file(made: Path) -> None:
+    try:
+        program = compose_program()
+    except ServerUnavailableError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    command = [program, "--profile", "load", "config", "--quiet"]
+    done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
+    # A variable without a value is only a line on stderr.
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -140,6 +155,14 @@ def test_env_example_has_every_variable_and_no_other() -> None:
     lines = (DOCKER / ".env.example").read_text().splitlines()
     named = {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
     assert named == set(VARIABLE.findall(COMPOSE.read_text())) | {"COMPOSE_PROJECT_NAME"}
+
+
+def test_a_stop_has_the_time_that_the_page_says() -> None:
+    grace = service("worker-1")["stop_grace_period"]
+    stop_s = Settings.model_fields["worker"].get_default().stop_s
+    assert int(grace.removesuffix("s")) >= stop_s + 60
+    page = (ROOT / "docs/how-to/containers.md").read_text("utf-8")
+    assert f"wait {grace.replace('s', ' s')} for a worker" in page
 
 
 def test_mounted_files_exist_and_volumes_are_declared() -> None:

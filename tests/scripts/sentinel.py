@@ -15,22 +15,31 @@ SERVICE = "reminders"
 
 
 def start_sentinel(
-    directory: Path, master: Server, *, password: str = "", own_password: str = ""
+    directory: Path,
+    master: Server,
+    *lines: str,
+    master_port: int = 0,
+    password: str = "",
+    own_password: str = "",
 ) -> Server:
-    """Starts it, and waits until it knows of the master's replica. Its url is redis://host:port."""
+    """Starts it, and waits until it knows of the master's replica. Its url is redis://host:port.
+
+    `lines` are further ones of its configuration; `master_port` is another port of the master, for TLS.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    port, master_port = free_port(), master.url.rpartition(":")[2].partition("/")[0]
-    lines = [
+    port, url_port = free_port(), master.url.rpartition(":")[2].partition("/")[0]
+    config_lines = [
         f"port {port}",
         "bind 127.0.0.1",
-        f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 1",
+        *lines,
+        f"sentinel monitor {SERVICE} 127.0.0.1 {master_port or url_port} 1",
         f"sentinel down-after-milliseconds {SERVICE} 500",
         f"sentinel failover-timeout {SERVICE} 3000",
         *([f"sentinel auth-pass {SERVICE} {password}"] if password else []),
         *([f"requirepass {own_password}"] if own_password else []),
     ]
     config = directory / "sentinel.conf"  # which it rewrites
-    config.write_text("\n".join(lines) + "\n")
+    config.write_text("\n".join(config_lines) + "\n")
     argv = [programs.find("redis-server", "redis"), str(config.absolute()), "--sentinel"]
     account = f":{own_password}@" if own_password else ""
     url = f"redis://{account}127.0.0.1:{port}"

@@ -46,7 +46,7 @@ STARTERS: Mapping[str, Callable[[Path], Server | RedisCluster | ZooKeeperEnsembl
 # "java" is not here: "zookeeper" brings one where none is, and nothing else needs it.
 INSTALLED = (
     *("mysql", "mariadb", "redis", "redis8", "redis62", "zookeeper", "rabbitmq", "spin"),
-    *("chromium", "prometheus", "systemd"),
+    *("chromium", "prometheus", "systemd", "kubectl", "compose"),
 )
 
 

@@ -23,6 +23,7 @@ from tests.servers.process import ServerUnavailableError
 SID_PACKAGES = "mysql-server-core,redis-server"
 SID_NAME = "sid-1"  # raise the number when the packages change: old caches are then left alone
 COMPOSE_NAME = "compose-1"
+KUBECTL_NAME = "kubectl-1"
 # The last two, which its manifest forgets, are for TLS.
 PROMETHEUS_NAME = "prometheus-1"
 ZOOKEEPER_JARS = ("zookeeper.jar", "slf4j-simple.jar", "netty-codec.jar", "netty-resolver.jar")
@@ -85,6 +86,13 @@ def compose_program() -> str:
     path = cache_dir() / COMPOSE_NAME / "usr/libexec/docker/cli-plugins/docker-compose"
     if not path.exists():
         raise _missing("Docker Compose", "compose")
+    return str(path)
+
+
+def kubectl_program() -> str:
+    path = cache_dir() / KUBECTL_NAME / "usr/bin/kubectl"
+    if not path.exists():
+        raise _missing("kubectl", "kubectl")
     return str(path)
 
 
@@ -316,5 +324,10 @@ PACKAGES = {
         lambda: _is_found(compose_program),
         partial(_install_sid, COMPOSE_NAME, "docker-compose"),
         "mmdebstrap sid: docker-compose",
+    ),
+    "kubectl": Package(
+        lambda: _is_found(kubectl_program),
+        partial(_install_sid, KUBECTL_NAME, "kubectl"),
+        "mmdebstrap sid: kubectl",
     ),
 }

@@ -23,14 +23,18 @@ ERLANG = ("+S", "1:1", "+sbwt", "none", "-kernel", "inet_dist_use_interface", "{
 
 
 class RabbitmqServer(Server):
-    """A broker that keeps its queues: `kill` and `start` are a power cut and its end."""
+    """A broker that keeps its queues: `kill` and `start` are a power cut and its end.
 
-    def __init__(self, directory: Path) -> None:
+    `lines` are further ones of its rabbitmq.conf.
+    """
+
+    def __init__(self, directory: Path, *lines: str) -> None:
         directory = directory.absolute()
         port, self._mapper_port, node_port = free_port(), free_port(), free_port()
         for name in ("data", "epmd"):
             (directory / name).mkdir(parents=True, exist_ok=True)
-        (directory / "rabbitmq.conf").write_text(CONFIG.format(port=port))
+        config = CONFIG.format(port=port) + "".join(f"{line}\n" for line in lines)
+        (directory / "rabbitmq.conf").write_text(config)
         (directory / "enabled_plugins").write_text("[].\n")
         environment = {
             "HOME": directory,  # of the Erlang cookie

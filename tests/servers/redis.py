@@ -122,8 +122,12 @@ class RedisCluster:
             node.stop()
 
 
-def start_redis_cluster(directory: Path, *args: str, replicas: bool = False) -> RedisCluster:
+def start_redis_cluster(
+    directory: Path, *args: str, replicas: bool = False, tls: Sequence[str] = ()
+) -> RedisCluster:
     """Start three new masters and wait until each of them says cluster_state:ok.
+
+    `tls`: the options of their certificates; each node then has a port for TLS too.
 
     With `replicas`, three more nodes follow one master each, have a copy of it when this returns,
     and take over about four seconds after it has fallen silent.
@@ -137,6 +141,7 @@ def start_redis_cluster(directory: Path, *args: str, replicas: bool = False) -> 
         # Given a full bus port: Redis's own choice, the port plus 10,000, may be in use.
         options = ["--cluster-enabled", "yes", "--cluster-port", str(bus_port)]
         options += FAILOVER if replicas else ()
+        options += ["--tls-port", str(free_port()), *tls] if tls else []
         nodes.append(_server(directory / str(index), "7", *options, *args))
     cluster = RedisCluster(nodes)
     try:
