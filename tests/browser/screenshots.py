@@ -79,7 +79,7 @@ VARIANTS = (
 """Those with the same suffix stand side by side in one file."""
 
 WIDEST = Variant("-4k", 3840, 2160, "en", "light")
-"""Only the page Now: it may stand on a wall."""
+"""Only the page Now: it may stand on a wall. The picture has half its size."""
 
 
 class Scene(NamedTuple):
@@ -250,7 +250,7 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
         browser, scene.site, scene.token, viewport={"width": WIDEST.width, "height": WIDEST.height}
     ) as page:  # fmt: skip
         show(page, "/ui/")
-        found[f"now{WIDEST.suffix}"].append(take_picture(page, WIDEST))
+        found[f"now{WIDEST.suffix}"].append(take_picture(page, WIDEST).reduce(2))
     scene.redis.stop()
     with visitor(
         browser, scene.site, scene.token, viewport={"width": 1280, "height": 1000}
