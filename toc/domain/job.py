@@ -285,7 +285,7 @@ class Event:
 
     @property
     def took_ms(self) -> int | None:
-        """How long the attempt took that the event ends; None: see `claimed_ms`."""
+        """How long the attempt took that the event ends, from its claim; None: see `claimed_ms`."""
         return None if self.claimed_ms is None else max(0, self.at_ms - self.claimed_ms)
 
 
