@@ -209,7 +209,7 @@ class _JobStateDescriber:
         ago = duration_text(self._now_ms - record.modified_ms) if record is not None else "?"
         text = f"{job.status.name.lower()} {ago} ago{self._tried}"
         if job.status is Status.DEAD:
-            text += "; `toc dead redrive` makes it pending again"
+            text += "; `toc dead redrive` makes it pending again, `toc dead discard` cancels it"
         if place is not None and not place.has_no_reminder:
             text += "; Redis still has its reminder, which the next claim removes"
         return JobMeaning(None if place is None else place.has_no_reminder, text)
