@@ -251,7 +251,19 @@ class Machine(RuleBasedStateMachine):
             assert (answer, answer.job_id) == ("redriven", job_id)
             job.renew(self._ms_of_row(job_id, before_ms, 0), self.now_ms)
 
-    @rule(name=st.sampled_from(("cancel", "redrive")))
+    @rule(who=WHO)
+    def discard(self, who: Who) -> None:
+        job = self._who(who)
+        if job is None:
+            return
+        answer = self._call(lambda: self.center.discard(job.job_id))
+        if job.status == "dead":
+            assert (answer, answer.job_id, answer.ok) == ("cancelled", job.job_id, True)
+            job.status = "cancelled"
+        else:
+            assert (answer, answer.job_id, answer.attempts) == job.answer
+
+    @rule(name=st.sampled_from(("cancel", "redrive", "discard")))
     def nobody_knows_it(self, name: str) -> None:
         answer = self._call(lambda: getattr(self.center, name)(2**40))
         assert answer == "unknown"
