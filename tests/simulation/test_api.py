@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 import toc
+from tests.deep import ALL
 from tests.simulation.__main__ import scratch
 from tests.simulation.install import installed
 from tests.simulation.kernel import Kernel, Process
@@ -41,7 +42,7 @@ from toc.errors import DuplicateJob, InvalidInput
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 
-EXAMPLES = int(os.environ.get("TOC_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("TOC_TEST_EXAMPLES", "60" if ALL else "25"))
 """Of so many rows of calls; more by night."""
 
 CALLS = 30
