@@ -127,7 +127,10 @@ def test_a_dead_job_is_cancelled_by_its_button(site: Site, admin: httpx.Client) 
         assert f"{path}/discard" not in visitor.get(path).text
         assert visitor.post(f"{path}/discard", headers=OWN).status_code == 403
     assert status_of(site, job_id) == "DEAD"
-    assert f'action="{path}/discard"' in admin.get(path).text
+    page = admin.get(path).text
+    (form,) = [part for part in page.split("<form") if f'action="{path}/discard"' in part]
+    assert '<button class="danger">Cancel the dead job</button>' in form
+    assert "never runs again" in form
     answer = admin.post(f"{path}/discard", data={"reason": "nobody wants it"}, headers=OWN)
     assert (answer.status_code, answer.headers["location"]) == (303, f"{path}?said=cancelled")
     page = admin.get(path).text
