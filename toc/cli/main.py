@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from toc.cli import exit_codes
 from toc.cli.common_options import Verbose, answering_command, is_usage_error
+from toc.cli.logs import log_uncaught_errors
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -279,6 +280,7 @@ def _explain_usage_error(error: Any) -> str:
 def run() -> NoReturn:
     """The program `toc`."""
     _open_closed_streams()
+    log_uncaught_errors()
     sys.exit(main())
 
 
