@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -78,7 +80,9 @@ def attributes_of(owner: Any) -> dict[str, Any]:
 def start_collector(directory: Path, receiver_url: str) -> Server:
     """Starts Rotel, the collector that its package on PyPI brings, in front of a receiver."""
     spec = importlib.util.find_spec("rotel")
-    assert spec is not None, "the package rotel of the group dev is not installed"
+    if spec is None and not os.environ.get("CI"):
+        pytest.skip("the package rotel is not installed")
+    assert spec is not None
     assert spec.origin is not None
     http, grpc = free_port(), free_port()
     argv = [

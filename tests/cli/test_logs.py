@@ -125,6 +125,20 @@ def test_a_wrong_call_of_a_logger_is_one_line_too(
     assert "secret" not in line
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    logging.getLogger("shop").info("closing", extra={"job_id": 5})
+    (line,) = stream.getvalue().splitlines()
+    if as_json:
+        assert json.loads(line)["job_id"] == "5"
+        assert "biz_type" not in json.loads(line)
+    else:
+        assert line.endswith(" INFO shop closing")
+
+
 def test_ids_of_a_span_are_in_json_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)

@@ -14,7 +14,6 @@ import pytest
 from tests.cli.conftest import Toc
 from tests.cli.otlp import OtlpReceiver, attributes_of, start_collector
 from tests.cli.processes import Process, wait_until
-from tests.deep import deep
 from tests.tidy.page_blocks import python_blocks
 
 METRICS = {
@@ -61,7 +60,7 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield receiver
 
 
-@pytest.mark.parametrize("way", ["receiver", pytest.param("collector", marks=deep)])
+@pytest.mark.parametrize("way", ["receiver", "collector"])
 def test_spans_metrics_and_log_lines_of_a_worker_have_the_same_ids(
     way: str,
     receiver: OtlpReceiver,

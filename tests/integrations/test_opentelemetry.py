@@ -26,6 +26,7 @@ from tests.worker.conftest import MakeRig
 from tests.worker.rig import NOW, Rig
 from toc.center.job_spec import JobSpec
 from toc.domain.job import Job, Status
+from toc.handlers.hooks import HandlerRun
 from toc.handlers.verdicts import Dead, Drop, Retry
 from toc.integrations import opentelemetry
 
@@ -110,7 +111,14 @@ def test_a_run_is_a_trace_of_its_own_with_a_link_to_the_span_that_scheduled_its_
 def test_errors_and_verdicts_are_recorded_and_contexts_end(
     make_rig: MakeRig, is_async: bool
 ) -> None:
-    rig, telemetry = make_traced_rig(make_rig)
+    rig, telemetry = make_rig(**SCANNER), Telemetry()
+    afterwards: list[bool] = []
+
+    @rig.center.hooks.after_run  # registered first, so called last
+    def look(run: HandlerRun) -> None:
+        afterwards.append(trace.get_current_span().get_span_context().is_valid)
+
+    telemetry.instrument(rig.center.hooks)
     verdicts = {"drop": Drop("not needed"), "dead": Dead("A-42"), "retry": Retry(0, "A-42")}
 
     def act(job: Job) -> Any:
@@ -132,7 +140,8 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
     rig.wait_for(Status.DEAD, ids["raise"], ids["dead"], ids["retry"], seconds=60)
     rig.wait_for(Status.CANCELLED, ids["drop"], seconds=60)
     runs = telemetry.wait_for(f"process {TYPE}", 6)
-    assert all(span.parent is None for span in runs)  # no run began inside another one's context
+    assert afterwards == [False] * 6
+    assert all(span.parent is None for span in runs)
     by_job: dict[str, list[ReadableSpan]] = {}
     for span in runs:
         by_job.setdefault(attributes_of(span)[names.MESSAGING_MESSAGE_ID], []).append(span)

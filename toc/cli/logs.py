@@ -72,10 +72,12 @@ def _message_of(record: logging.LogRecord) -> str:
 
 def _make_job_suffix(record: logging.LogRecord) -> str:
     """A text that names the job whose handler logs; empty if the message names the job."""
-    job_id = getattr(record, "job_id", None)
-    if job_id is None or str(job_id) in _message_of(record):
+    job_id, biz_type, attempt = (
+        vars(record).get(name) for name in ("job_id", "biz_type", "attempt")
+    )
+    if job_id is None or biz_type is None or str(job_id) in _message_of(record):
         return ""
-    return escape_to_one_line(f" [job {job_id} of {record.biz_type}, attempt {record.attempt}]")  # type: ignore[attr-defined]
+    return escape_to_one_line(f" [job {job_id} of {biz_type}, attempt {attempt}]")
 
 
 def configure_logging(level: int, *, as_json: bool) -> None:

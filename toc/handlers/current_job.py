@@ -51,8 +51,8 @@ class JobFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "job_id"):  # records of toc's own run log have these fields already
-            vars(record).update(log_fields_of_job(running_job.get()))
+        for name, value in log_fields_of_job(running_job.get()).items():
+            vars(record).setdefault(name, value)  # records about a job have the fields already
         return True
 
 
