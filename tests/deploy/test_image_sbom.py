@@ -69,6 +69,6 @@ def names_of(sbom: str) -> dict[str, str]:
     components = json.loads(sbom)["components"]
     kinds = (each["purl"].removeprefix("pkg:").partition("/")[0] for each in components)
     return {
-        f"{kind}:{each['name']}": each["version"]
+        f"{kind}:{each['name'].lower()}": each["version"]
         for kind, each in zip(kinds, components, strict=True)
     }

@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 FOUND = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / "how-to").glob("*.md"))]
 PAGES = ["tutorial.md", *(page for page in FOUND if not page.endswith(".zh.md"))]
 PROGRAMS = (
-    "toc|/opt/toc/bin/toc|python3?|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl"
+    "toc|/opt/toc/bin/(?:toc|pip)|python3?|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl"
     "|docker|useradd|mkdir|install|cp|echo"
 )
 COMMAND = re.compile(rf"\$ (.+)|((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}|promtool) .+)")
