@@ -154,6 +154,7 @@ release: setup audit  ## build and check sdist and wheel; write them, notes, SBO
 lock:  ## resolve the dependencies anew into the files requirements….lock (needs uv)
 	$(compile) pyproject.toml --extra embedded --extra web --extra client --extra reconcile --group dev --group docs $(ARGS) --output-file requirements-all.lock
 	$(compile) pyproject.toml --extra embedded --extra web --extra client --constraints requirements-all.lock --output-file requirements.lock
+	$(compile) pyproject.toml --extra reconcile --constraints requirements-all.lock --output-file requirements-spark.lock
 	$(compile) --group build --constraints requirements-all.lock --output-file requirements-build.lock
 	$(compile) --group audit $(ARGS) --output-file requirements-audit.lock
 	@! grep -n '://' requirements*.lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ OWN_TESTS = {
     "how-to/testing.md": "tests/worker/test_page_code.py",
     "how-to/containers.md": "tests/deploy/test_containers.py",
     "how-to/backup.md": "tests/reliability/test_restore.py",
+    "how-to/systemd.md": "tests/operations/test_systemd.py",
     "how-to/kubernetes.md": "tests/operations/test_kustomize.py",
     "how-to/for-data-engineers.md": "tests/cli/test_operations_pages.py",
     "how-to/for-dba.md": "tests/cli/test_operations_pages.py",
@@ -39,7 +41,6 @@ NOT_RUN = {
     "TOC_TOKEN=toc_… ": "needs a server: tests/client runs remote workers",
     "TOC_HTTP__HOST=": "runs until it is stopped: tests/operations",
     "promtool ": "tests/operations/test_alerts.py runs it on the same files",
-    "systemctl ": "needs a running systemd",
     "toc bench": "takes minutes: tests/bench",
     "toc reconcile": "starts Spark: tests/reconcile",
     "toc tables backfill ": "needs an archive of these days: tests/reconcile",
@@ -58,6 +59,7 @@ NOT_RUN = {
 }
 """Beginnings of commands that no test runs as they stand, and why."""
 
+VARIABLE = re.compile(r"[A-Z_]+=")
 APP = "import toc\n\n@toc.handler('order.close')\ndef close_order(job): ...\n"
 FILES = {"shop.py": APP, "order.json": '{"type": "object"}'}
 BEFORE = {
@@ -77,6 +79,22 @@ def test_the_lists_name_only_what_is_there() -> None:
         assert any(command.startswith(beginning) for _, command in commands), beginning
     for page, test in OWN_TESTS.items():
         assert Path(page).name in (ROOT / test).read_text("utf-8"), test
+
+
+def test_the_commands_that_are_not_run_have_their_options(toc: Toc) -> None:
+    checked = 0
+    for page in PAGES:
+        for command in shell_commands(page):
+            words = [word for word in shlex.split(command) if not VARIABLE.match(word)]
+            if is_run(page, command) or words[0] != "toc":
+                continue
+            options = [word for word in words if word.startswith("--")]
+            before = words[1 : words.index(options[0])] if options else words[1:]
+            shown = toc(*before, "--help")
+            assert shown.code == 0, (page, command, shown.err)
+            assert [option for option in options if f" {option} " not in shown.out] == [], command
+            checked += len(options)
+    assert checked > 20
 
 
 @pytest.mark.timeout(600)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy/docker"
 COMPOSE = DOCKER / "compose.yaml"
 DOCKERFILE = DOCKER / "Dockerfile"
+SPARK_DOCKERFILE = DOCKER / "spark.Dockerfile"
 
 
 @cache

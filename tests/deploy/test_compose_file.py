@@ -19,6 +19,7 @@ from tests.deploy.deploy_files import (
     DOCKER,
     DOCKERFILE,
     ROOT,
+    SPARK_DOCKERFILE,
     base_of_dockerfile,
     compose_file,
     compose_services,
@@ -30,7 +31,7 @@ from toc.runtime.settings import Settings, load_settings
 SERVICES = sorted(compose_services())
 PINNED = re.compile(r"[\w./-]+:v?\d+\.\d+\.\d+(-[\w.-]+)?")
 VARIABLE = re.compile(r"\$\{(\w+)")
-ONE_SHOT = {"migrate", "load"}
+ONE_SHOT = {"migrate", "load", "nightly"}
 
 
 def service(name: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_docker_compose_accepts_the_file(made: Path) -> None:
         if os.environ.get("CI"):
             pytest.fail(str(error), pytrace=False)
         pytest.skip(str(error))
-    command = [program, "--profile", "load", "config", "--quiet"]
+    command = [program, "--profile", "*", "config", "--quiet"]
     done = subprocess.run(command, cwd=made, capture_output=True, text=True, check=False)
     # A variable without a value is only a line on stderr.
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -71,6 +72,9 @@ def test_the_image_of_toc_has_the_version_of_toc() -> None:
     assert set(named) == {"migrate", "worker-1", "worker-2", "web", "load"}
     assert set(named.values()) == {f"toc:{version}"}
     assert f"toc:{version}" in DOCKERFILE.read_text()
+    assert service("nightly")["image"] == f"toc-spark:{version}"
+    assert set(re.findall(r"toc(?:-spark)?:([\d.]+)", SPARK_DOCKERFILE.read_text())) == {version}
+    assert f"ARG BASE={base_of_dockerfile()}\n" in SPARK_DOCKERFILE.read_text()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -215,10 +219,19 @@ def test_the_image_runs_as_another_user_than_root_and_has_no_tools() -> None:
     assert all("--require-hashes" in one or "--no-index dist/" in one for one in installs)
 
 
-def test_the_build_is_given_what_it_copies_and_no_more() -> None:
-    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
+def test_the_builds_are_given_what_they_copy_and_no_more() -> None:
+    text = DOCKERFILE.read_text() + SPARK_DOCKERFILE.read_text()
+    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE)
     copied = {path for line in lines for path in line.split()}
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in allowed
     assert {line.removeprefix("!") for line in allowed if line.startswith("!")} == copied
     assert [path for path in copied if not (ROOT / path).exists()] == []
+
+
+def test_the_image_with_spark_is_made_of_locked_packages_and_runs_without_rights() -> None:
+    text = SPARK_DOCKERFILE.read_text()
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE) == ["0:0", "10001:10001"]
+    commands = re.findall(r"bin/pip (?:\\\n|[^\n])*", text)
+    assert len(commands) == 3
+    assert all("--require-hashes" in one or "--no-index" in one for one in commands)

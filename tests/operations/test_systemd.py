@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tests.operations.alert_rules import ROOT
 from tests.servers.process import ServerUnavailableError
 from tests.servers.programs import find
+from tests.tidy.page_blocks import shell_commands
 from toc.cli import exit_codes
 from toc.cli.main import main
 from toc.runtime.settings import Settings, find_unknown_variables
@@ -79,17 +81,37 @@ def test_commands_and_their_options_exist(unit: Path, capfd: pytest.CaptureFixtu
     assert [option for option in options if option not in shown] == []
 
 
-def test_the_worker_finds_the_module_that_the_page_copies(tmp_path: Path) -> None:
-    page = (ROOT / "docs/how-to/systemd.md").read_text("utf-8")
-    (line,) = re.findall(r"^ *(.*cp -r shop .*)$", page, re.MULTILINE)
-    for folder in ("shop", "opt/toc"):
+NOT_RUN = {
+    "useradd ": "changes the machine",
+    "python3 -m venv ": "makes an environment",
+    "/opt/toc/bin/pip ": "installs packages",
+    "TOC_CONFIG=": "tests/cli runs `toc migrate`",
+    "systemctl ": "needs a running systemd",
+}
+"""Beginnings of commands of the page that no test runs, and why."""
+
+
+def test_the_commands_of_the_page_put_files_where_the_units_look(tmp_path: Path) -> None:
+    for folder in ("shop", "opt/toc", "etc/systemd/system"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "shop/__init__.py").touch()
-    command = line.replace("/opt", "opt")
-    subprocess.run(command, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - a line of ours
-    (worker,) = (unit for unit in SERVICES if unit.name.startswith("toc-worker"))
+    (tmp_path / "toc.toml").write_text("shards = 16\n")
+    shutil.copytree(ROOT / "deploy/systemd", tmp_path / "deploy/systemd")
+    commands = shell_commands("how-to/systemd.md")
+    for beginning in NOT_RUN:
+        assert any(command.startswith(beginning) for command in commands), beginning
+    for command in commands:
+        if not command.startswith(tuple(NOT_RUN)):
+            here = command.replace("/opt", "opt").replace("/etc", "etc")
+            subprocess.run(here, shell=True, cwd=tmp_path, check=True)  # noqa: S602 - a line of ours
+    (worker,) = (tmp_path / "etc/systemd/system").glob("toc-worker*")
     (where,) = values(worker, "WorkingDirectory")
     assert (tmp_path / where.lstrip("/") / "shop/__init__.py").exists()
+    (environment,) = values(worker, "EnvironmentFile")
+    assert (tmp_path / environment.lstrip("/")).read_text() == "APP=shop\n"
+    (credential,) = values(worker, "LoadCredential")
+    settings = tmp_path / credential.partition(":")[2].lstrip("/")
+    assert (settings.read_text(), settings.stat().st_mode & 0o777) == ("shards = 16\n", 0o600)
 
 
 def test_a_worker_and_toc_web_on_one_machine_have_different_ports() -> None:

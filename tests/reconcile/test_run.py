@@ -20,6 +20,7 @@ from tests.deep import deep
 from tests.invariants.conftest import own_mysql
 from tests.servers import Server, start_redis
 from tests.servers.fixtures import _database as temporary_database
+from tests.tidy.page_blocks import python_blocks
 from toc.center.center import TimeoutCenter
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
 from toc.domain.ids import routing_bits_of
@@ -187,9 +188,14 @@ def test_all_executors_together_keep_the_rate(damaged: Damaged, spark: Any) -> N
     assert outcome.seconds["repair"] >= (longer - per_s / 2) / (per_s / 2)
 
 
-def test_in_a_notebook_the_findings_are_a_dataframe(damaged: Damaged, spark: Any) -> None:
-    findings = compare(spark, damaged.settings)
-    rows = findings.select("kind", "job_id", "biz_id").collect()
+def test_in_a_notebook_the_findings_are_a_dataframe(
+    damaged: Damaged, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.runtime.settings.load_settings", lambda: damaged.settings)
+    known = {"spark": spark}
+    (block,) = python_blocks("how-to/spark.md")
+    exec(compile(block, "spark.md", "exec"), known)  # noqa: S102 - it is ours
+    rows = known["findings"].select("kind", "job_id", "biz_id").collect()
     assert {row.job_id for row in rows} == set(damaged.lost)
     assert {(row.kind, int(row.biz_id) % 4) for row in rows} == {("missing", 0)}
     with closing(damaged.slots()) as slots:

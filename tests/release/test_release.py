@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.build import ROOT, Artifacts, ReleaseError, build_twice, check_wheel
+from tests.deep import deep
+from tests.deploy.test_image_sbom import check_is_valid, names_of
+from tests.release.build import (
+    ROOT,
+    Artifacts,
+    ReleaseError,
+    build_twice,
+    check_wheel,
+    git,
+    sha256,
+)
 from tests.release.notes import notes_of
 
 
@@ -74,6 +84,43 @@ def test_the_wheel_runs_without_the_checkout(artifacts: Artifacts, tmp_path: Pat
     assert Path(place).is_relative_to(tmp_path)
     assert "lateness" in names
     shutil.rmtree(tmp_path / "unpacked")
+
+
+@deep
+@pytest.mark.timeout(1200)
+def test_make_release_puts_checked_files_into_dist(tmp_path: Path) -> None:
+    """What `make release` runs after `make setup audit`, on a clone of the last commit."""
+    tools, clone = ROOT / ".venv-audit", tmp_path / "clone"
+    if not tools.exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "run `make audit`: it makes the tools"
+        )
+    git("clone", "--quiet", str(ROOT), str(clone))
+    command = [sys.executable, "-m", "tests.release", "--tools", str(tools)]
+    environment = os.environ | {"PYTHONPATH": str(clone)}
+    ran = subprocess.run(
+        command, cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for line in ("two builds have the same bytes", "migrations: good", "toc demo: good"):
+        assert line in ran.stdout
+    dist = clone / "dist"
+    sums = (line.split("  ") for line in (dist / "SHA256SUMS").read_text().splitlines())
+    listed = {name: digest for digest, name in sums}
+    assert listed == {
+        path.name: sha256(path) for path in dist.iterdir() if path.name != "SHA256SUMS"
+    }
+    number = version("toc")
+    assert set(listed) == {
+        f"toc-{number}.tar.gz",
+        f"toc-{number}-py3-none-any.whl",
+        f"toc-{number}.cdx.json",
+        "NOTES.md",
+    }
+    assert (dist / "NOTES.md").read_text("utf-8").startswith(f"# toc {number}\n")
+    sbom = (dist / f"toc-{number}.cdx.json").read_text("utf-8")
+    check_is_valid(sbom)
+    assert {"pypi:sqlalchemy", "pypi:pymysql", "pypi:redis"} <= set(names_of(sbom))
 
 
 def test_what_builds_is_what_the_lock_file_has() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOUND = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / "how-to").glob("*.md"))]
 PAGES = ["tutorial.md", *(page for page in FOUND if not page.endswith(".zh.md"))]
 PROGRAMS = (
-    "toc|python|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl|docker"
+    "toc|/opt/toc/bin/(?:toc|pip)|python3?|pip|make|curl|chmod|mysql|mysqldump|export|spark-submit|systemctl|kubectl"
+    "|docker|useradd|mkdir|install|cp|echo"
 )
 COMMAND = re.compile(rf"\$ (.+)|((?:[A-Z_]+=\S+ )*(?:{PROGRAMS}|promtool) .+)")
 """In an indented block: a line behind a prompt, or one that begins with a known program."""
@@ -29,6 +31,20 @@ def python_blocks(page: str) -> list[str]:
         for indent, language, code in found
         if language == "python"
     ]
+
+
+def indented_blocks(page: str) -> list[str]:
+    """Blocks of code, or of what a command prints, that stand between empty lines."""
+    text = FENCE.sub("", text_of(page))
+    found = re.findall(r"(?:^|(?<=\n\n))(?:    .*\n(?: *\n(?=    ))?)+", text)
+    return [textwrap.dedent(block) for block in found]
+
+
+def toml_blocks(page: str) -> list[str]:
+    """Settings, fenced or indented: an indented block with a table, as "[retention]", is of settings."""
+    fenced = [code for _, language, code in FENCE.findall(text_of(page)) if language == "toml"]
+    indented = [code for code in indented_blocks(page) if re.match(r"\[[\w.\"-]+\]\n", code)]
+    return [*map(textwrap.dedent, fenced), *indented]
 
 
 def shell_commands(page: str) -> list[str]:

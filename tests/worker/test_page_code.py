@@ -42,6 +42,7 @@ OWN_TESTS = {
     "how-to/recurring.md": "tests/worker/test_recurring_page.py",
     "how-to/results.md": "tests/worker/test_batch_pages.py",
     "how-to/sizing.md": "tests/cli/test_operations_pages.py",
+    "how-to/spark.md": "tests/reconcile/test_run.py",
     "how-to/tables.md": "tests/reconcile/test_tables_page.py",
     "how-to/typed-payloads.md": "tests/worker/test_payload_pages.py",
     "how-to/types.md": "tests/client/test_types_page.py",
@@ -66,6 +67,7 @@ NOT_HERE = {
     ): "not run: it needs the sink of the block before, which the reader completes",
 }
 BLOCKS = {
+    "how-to/business-ids.md": 2,
     "how-to/async.md": 2,
     "how-to/handlers.md": 3,
     "how-to/hooks.md": 2,
@@ -99,7 +101,7 @@ def run_in_loop(code: str, known: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
-VERBS = ("schedule", "get", "handler", "hooks", "complete", "place")
+VERBS = ("schedule", "find", "cancel", "get", "handler", "hooks", "complete", "place")
 
 
 @pytest.fixture
@@ -141,6 +143,15 @@ def engine(mysql_database: str) -> Iterator[sqlalchemy.Engine]:
     Base.metadata.create_all(engine)
     yield engine
     engine.dispose()
+
+
+def test_business_ids(rig: Rig) -> None:
+    text, tenant = python_blocks("how-to/business-ids.md")
+    known = run(text, {})
+    assert rig.status(known["job_id"]) is Status.CANCELLED
+    run(tenant, known)
+    (job,) = rig.center.find(42, tenant="shop-1")
+    assert job.status is Status.CANCELLED
 
 
 def test_async(rig: Rig) -> None:
