@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from toc.sentences import sentence
+
 
 class TocError(Exception):
     """The base class of all exceptions of toc."""
@@ -236,13 +238,23 @@ class StoreUnavailable(TocError):
         text = str(original or cause).splitlines()[0]
         # SQLite says this when the directory does not exist.
         if text == "unable to open database file":
-            text += ": run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL"
-        what = "has a broken table" if self.one_table else "does not answer"
-        if self.refused:
-            what = "refuses"
+            text = sentence(
+                "{error}: run `toc dev` in this directory, or set TOC_DATABASES and TOC_REDIS_URL",
+                error=text,
+            )
         if self.denied:
-            text += GRANTS_HINT
-        super().__init__(f"database {database} {what}: {text}")
+            text = sentence("{error}{hint}", error=text, hint=sentence(GRANTS_HINT))
+        if self.refused:
+            what = sentence("database {number} refuses: {error}", number=database, error=text)
+        elif self.one_table:
+            what = sentence(
+                "database {number} has a broken table: {error}", number=database, error=text
+            )
+        else:
+            what = sentence(
+                "database {number} does not answer: {error}", number=database, error=text
+            )
+        super().__init__(what)
 
 
 class ServerUnavailable(StoreUnavailable):
@@ -258,6 +270,11 @@ class ServerUnavailable(StoreUnavailable):
         TocError.__init__(self, f"{text}; {hint}")
         self.database = -1
         self.refused = self.one_table = self.denied = self.locked = False
+
+
+def text_of(error: TocError) -> str:
+    """The text of an error: a Sentence if a server cannot be used."""
+    return error.args[0] if error.args else ""
 
 
 def is_away(error: Exception) -> bool:
@@ -290,7 +307,7 @@ class TimerUnavailable(TocError):
 
     def __init__(self, cause: BaseException, slots: frozenset[int] | None = None) -> None:
         self.slots = slots
-        super().__init__(f"Redis does not answer: {cause}")
+        super().__init__(sentence("Redis does not answer: {error}", error=str(cause)))
 
 
 class ClusterUnavailable(TocError):
@@ -300,4 +317,5 @@ class ClusterUnavailable(TocError):
     retryable = True
 
     def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"ZooKeeper does not answer: {str(cause) or type(cause).__name__}")
+        error = str(cause) or type(cause).__name__
+        super().__init__(sentence("ZooKeeper does not answer: {error}", error=error))

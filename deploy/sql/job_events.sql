@@ -10,6 +10,7 @@ SELECT event_time,
        from_name,
        to_name,
        attempts,
+       claim_time AS attempt_began,
        actor,
        account,
        reason

@@ -134,6 +134,7 @@ CREATE TABLE IF NOT EXISTS toc_event (
     from_status    SMALLINT        NOT NULL,
     to_status      SMALLINT        NOT NULL,
     attempts       SMALLINT        NOT NULL,
+    claim_time     DATETIME(3)     NULL,
     actor          VARCHAR(96) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
     reason         TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
     run_id         VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
@@ -331,6 +332,7 @@ CREATE TABLE IF NOT EXISTS toc_event (
     from_status    SMALLINT    NOT NULL,
     to_status      SMALLINT    NOT NULL,
     attempts       SMALLINT    NOT NULL,
+    claim_time     VARCHAR(23),
     actor          VARCHAR(96) NOT NULL,
     reason         TEXT,
     run_id         VARCHAR(32),
@@ -531,14 +533,14 @@ DEAD_JOBS = (
 
 EVENTS_COLUMNS = (
     "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
-    "attempts", "actor", "reason", "run_id", "related_job_id", "account",
+    "attempts", "claim_time", "actor", "reason", "run_id", "related_job_id", "account",
 )  # fmt: skip
 EVENTS = (
     "SELECT e.event_id, e.event_time, e.job_id, e.what, e.from_status, "
     + STATUS_NAME.format(column="e.from_status")
     + " AS from_name, e.to_status, "
     + STATUS_NAME.format(column="e.to_status")
-    + " AS to_name, e.attempts, e.actor, e.reason, e.run_id, e.related_job_id, e.account "
+    + " AS to_name, e.attempts, e.claim_time, e.actor, e.reason, e.run_id, e.related_job_id, e.account "
     "FROM toc_event AS e"
 )
 

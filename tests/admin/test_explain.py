@@ -22,6 +22,7 @@ from tests.worker.waiting import wait_until
 from toc.admin.job_explanation import JobExplanation, compute_job_delays, explain_job
 from toc.admin.job_meaning import JobMeaning, describe_job_state
 from toc.cli.explain import _explanation_as_json, _explanation_as_text
+from toc.cli.time_texts import iso_utc
 from toc.domain.ids import JOB_ID_MAX, routing_bits_of
 from toc.domain.job import Status
 from toc.errors import InvalidInput, SchemaMismatch
@@ -318,6 +319,23 @@ def test_done(desk: Desk) -> None:
     shown = _explanation_as_text(found, JobMeaning(True, ""), late)
     assert "claimed  0.25s after its action_time" in shown
     assert "ended    1s after that" in shown
+
+
+def test_how_long_a_failed_attempt_took(desk: Desk) -> None:
+    job_id = schedule(desk, 0)
+    desk.library.claim([job_id], TOKEN)
+    began = iso_utc(desk.library.now_ms)
+    desk.library.clock.advance(1)
+    desk.library.settle_as(OutcomeKind.RETRY, job_id, TOKEN, desk.library.now_ms, "no")
+    desk.library.jobs.cancel(job_id, "enough")
+    found, means = look(desk, job_id)
+    shown = _explanation_as_text(found, means, None)
+    assert "retry (running -> pending, attempts 1) after 1s by shop7:4711" in shown
+    assert "cancel (pending -> cancelled, attempts 1) by" in shown
+    events = _explanation_as_json(found, means, None)["events"]
+    assert [(event["claim_time"], event["took_ms"]) for event in events] == [
+        (began, 1000), (None, None),
+    ]  # fmt: skip
 
 
 # ---- by a person

@@ -69,7 +69,7 @@ def test_the_head_says_what_it_answers_what_it_costs_and_by_which_index(name: st
         assert f"SET @{value} = " in "\n".join(head)
 
 
-ACCOUNT = 6
+ACCOUNT = 7
 """The column of job_events."""
 
 

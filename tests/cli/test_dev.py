@@ -109,6 +109,22 @@ def test_closing_the_terminal_ends_it_all(start: Start) -> None:
     assert not lives(pid)
 
 
+@pytest.mark.parametrize(("number", "is_ignored"), [(signal.SIGINT, False), (signal.SIGHUP, True)])
+def test_in_the_background_of_a_script_ctrl_c_ends_it_and_nohup_keeps_it(
+    start: Start, number: signal.Signals, is_ignored: bool
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)  # as the shell does it; it is inherited
+    try:
+        process = begin(start)
+    finally:
+        signal.signal(number, before)
+    process.send(number)
+    if is_ignored:
+        assert process.code is None
+        process.send(signal.SIGTERM)
+    assert process.ended() == 0
+
+
 def test_a_second_one_in_the_same_directory_is_refused(start: Start, toc: Toc) -> None:
     process = begin(start)
     result = toc("dev")

@@ -47,6 +47,7 @@ def hostile_events(library: Library, number: int, rng: random.Random) -> Iterato
             "from_status": rng.choice([0, 4, -32768]),
             "to_status": rng.choice([0, 3, 32767]),
             "attempts": rng.choice([0, 1, 32767]),
+            "claim_time": rng.choice([None, "2026-01-01 00:00:00.001", "1970-01-01 00:00:00.000"]),
             "actor": rng.choice(ACTORS),
             "reason": rng.choice(TEXTS),
             "run_id": rng.choice([text and text[:32] for text in ASCII_TEXTS]),
@@ -56,4 +57,6 @@ def hostile_events(library: Library, number: int, rng: random.Random) -> Iterato
         yield event_row(event_id, library.now_ms + n, **row)
 
 
-assert set(COLUMNS) == set(event_row(1, 1)) | {"reason", "run_id", "related_job_id", "account"}
+assert set(COLUMNS) == set(event_row(1, 1)) | {
+    "claim_time", "reason", "run_id", "related_job_id", "account",
+}  # fmt: skip

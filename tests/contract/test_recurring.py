@@ -226,6 +226,7 @@ def test_cancel_other_ends_the_job_before_at_the_next_time(
     what = "drop" if state == "running" else "cancel"
     last = read_events(store.database, first, 10)[-1]
     assert (last.what, last.to_status) == (what, CANCELLED)
+    assert last.took_ms == (3_600_000 if state == "running" else None)
     if state == "running":  # the worker's outcome comes too late, and makes nothing
         assert store.end((job, token)) is None
         assert store.statuses() == [(1, CANCELLED), (2, PENDING)]

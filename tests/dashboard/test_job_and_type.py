@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
@@ -16,6 +17,8 @@ from tests.servers.endpoint import Endpoint
 from tests.worker.waiting import wait_until
 from toc.dashboard.job_life import attempts_of, life_of
 from toc.dashboard.types_pages import changes_of_form
+from toc.domain.biz_types import type_no_of
+from toc.domain.ids import routing_bits_of
 from toc.domain.job import Job
 from toc.domain.limit_terms import ONE_PARTITION
 from toc.errors import InvalidInput
@@ -23,6 +26,7 @@ from toc.handlers.registry import Registry
 from toc.http.declared import declared_types
 from toc.node.node import Node
 from toc.runtime.clock import SystemClock
+from toc.store.claims import Claims
 from toc.timer.limit_store import LimitStore, PartitionWish
 from toc.timer.redis_keys import limit_partition_keys
 from toc.timer.reminders import Reminders
@@ -45,18 +49,21 @@ def site(tmp_path_factory: pytest.TempPathFactory, redis_server: Endpoint) -> It
 
 
 def test_a_job_that_failed_shows_its_life_and_attempts(site: Site) -> None:
-    handlers, ended = Registry(), []
+    handlers, ran_ms = Registry(), list[float]()
 
-    @handlers.handler("mail", max_attempts=2, retry=[0.01])
+    @handlers.handler("mail", max_attempts=3, retry=[0.01])
     def mail(job: Job) -> None:
+        began_s = time.monotonic()
+        time.sleep((0, 0.15, 0.01, 0.08)[job.attempts])
+        ran_ms.append((time.monotonic() - began_s) * 1000)
         raise ValueError(HOSTILE)
 
-    @handlers.handler("shop.close")
-    def close(job: Job) -> None:
-        ended.append(job.job_id)
+    handlers.handler("shop.close")(lambda _: None)
 
     failing = site.center.schedule("1", timedelta(), attribute={"note": HOSTILE}, biz_type="mail")
     well = site.center.schedule("2", timedelta(), biz_type="shop.close")
+    lost = site.center.schedule("3", timedelta(), biz_type="shop.close")
+    claim_and_die(site, lost)
     node = Node(site.settings, handlers=handlers)
     node.start()
     try:
@@ -64,26 +71,58 @@ def test_a_job_that_failed_shows_its_life_and_attempts(site: Site) -> None:
             lambda: (
                 site.center.get(failing).status.name == "DEAD"
                 and site.center.get(well).status.name == "DONE"
+                and site.center.get(lost).status.name == "DONE"
             ),
-            "the end of both jobs", 60,
+            "the end of all jobs", 60,
         )  # fmt: skip
     finally:
         node.stop()
     with site.visitor(token_of(site)) as visitor:
-        page, done = (visitor.get(f"/ui/jobs/{job_id}").text for job_id in (failing, well))
-    for html in (page, done):
+        page, done, taken_over = (
+            visitor.get(f"/ui/jobs/{job_id}").text for job_id in (failing, well, lost)
+        )
+    for html in (page, done, taken_over):
         assert not [tag for tag, attrs in Elements(html).found if tag == "img"]
     life = page[page.index('<ol class="life">') : page.index("</ol>")]
     places = [life.index(text) for text in (">Made<", ">retry<", ">bury<")]
     assert places == sorted(places)
-    assert life.count("<li") == 5  # made, due, retry, the last claim, bury
-    assert ">Last attempt began<" in life
+    assert life.count("<li") == 8  # made, due, three attempts with their ends
+    assert life.count(">Attempt began<") == 3
     table = page[page.index('id="attempts"') :]
     assert '<th scope="row" class="number">1</th>' in table
-    assert '<th scope="row" class="number">2</th>' in table
-    assert table.count('<td class="long">ValueError: &lt;/pre&gt;') == 2
+    assert '<th scope="row" class="number">3</th>' in table
+    assert table.count('<td class="long">ValueError: &lt;/pre&gt;') == 3
     assert 'data-copy="payload"' in page
     assert ">Done<" in done
+
+    document = found_by_http(site, failing)
+    ends = document["events"]
+    assert [(end["what"], end["attempts"]) for end in ends] == [
+        ("retry", 1), ("retry", 2), ("bury", 3),
+    ]  # fmt: skip
+    for end, handler_ms in zip(ends, ran_ms, strict=True):
+        assert end["took_ms"] > handler_ms - 2  # both times are rounded to milliseconds
+    order = [document["created_time"], *(x for e in ends for x in (e["claimed_time"], e["time"]))]
+    assert order == sorted(order)
+    for end in ends:
+        assert page.count(f'<time datetime="{end["claimed_time"]}">') >= 2  # life and attempts
+
+    table = taken_over[taken_over.index('id="attempts"') :]
+    assert '</time> at the latest</td><td class="number">-</td><td>take_over</td>' in table
+    assert table.count(" at the latest") == 1
+    assert "If the worker of an attempt died" in table
+    assert "If the worker of an attempt died" not in page
+    (event,) = found_by_http(site, lost)["events"]
+    assert (event["what"], event["claimed_time"], event["took_ms"]) == ("take_over", None, None)
+
+
+def claim_and_die(site: Site, job_id: int) -> None:
+    """Claims a job as a worker that is gone at once: nobody renews its lease of a millisecond."""
+    databases = site.server.backend.databases
+    shard = site.settings.routing.shard_of_hash(routing_bits_of(job_id))
+    claims = Claims(databases, 1, [type_no_of("shop.close")])
+    found = claims.claim_jobs(databases[0], {shard: [job_id]}, "killed:1:x:1", None)
+    assert found[job_id].token == "killed:1:x:1"
 
 
 def test_the_place_in_redis_is_that_of_explain(site: Site) -> None:
@@ -112,8 +151,14 @@ def found_by_http(site: Site, job_id: int) -> dict[str, Any]:
     return document
 
 
-def event(what: str, second: int, attempts: int) -> dict[str, Any]:
-    return {"time": at(second), "what": what, "attempts": attempts, "reason": f"error {second}"}
+def event(what: str, second: int, attempts: int, began_second: int | None = None) -> dict[str, Any]:
+    """`began_second`: when the attempt began; None: it was lost, or the event ends none."""
+    known = began_second is not None
+    return {
+        "time": at(second), "what": what, "attempts": attempts, "reason": f"error {second}",
+        "claimed_time": at(began_second) if known else None,
+        "took_ms": (second - began_second) * 1000 if known else None,
+    }  # fmt: skip
 
 
 def at(second: int) -> str:
@@ -130,7 +175,7 @@ def explanation(status: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_steps_are_in_the_order_of_time_with_those_to_come() -> None:
-    events = [event("retry", 5, 1)]
+    events = [event("retry", 5, 1, 3)]
     found = explanation("pending", events=events, claimed_time=at(3))
     found["job"]["due_time"] = at(50)
     steps = life_of(found, NOW_MS)
@@ -142,16 +187,20 @@ def test_the_steps_are_in_the_order_of_time_with_those_to_come() -> None:
     assert life_of(found, NOW_MS)[-1].kind == "lease_end"
 
 
-def test_only_the_last_attempt_has_a_duration() -> None:
-    events = [event("retry", 5, 1), event("take_over", 9, 3), event("bury", 20, 3)]
+def test_attempts_have_their_durations_unless_they_were_lost() -> None:
+    events = [event("retry", 5, 1, 4), event("take_over", 9, 3), event("bury", 20, 3, 9)]
     dead = explanation("dead", events=events, claimed_time=at(9), ended_time=at(20))
-    assert [(it.number, it.took_s, it.how) for it in attempts_of(dead, NOW_MS)] == [
-        (1, None, "retry"), (2, None, "take_over"), (3, 11, "bury"),
+    shown = [(it.number, it.begin, it.took_s, it.how) for it in attempts_of(dead, NOW_MS)]
+    assert shown == [
+        (1, at(4), 1, "retry"), (2, None, None, "take_over"), (3, at(9), 11, "bury"),
     ]  # fmt: skip
     running = explanation("running", events=events[:1], claimed_time=at(10))
-    assert [(it.number, it.took_s) for it in attempts_of(running, NOW_MS)] == [(1, None), (2, 20)]
+    assert [(it.number, it.took_s) for it in attempts_of(running, NOW_MS)] == [(1, 1), (2, 20)]
     done = explanation("done", events=events[:1], claimed_time=at(10), ended_time=at(12))
-    assert [(it.number, it.took_s) for it in attempts_of(done, NOW_MS)] == [(1, None), (2, 2)]
+    assert [(it.number, it.took_s) for it in attempts_of(done, NOW_MS)] == [(1, 1), (2, 2)]
+    undone = [*events[:2], event("undo_take_over", 9, 2), event("take_over", 10, 3)]
+    again = explanation("pending", events=undone, claimed_time=at(10))
+    assert [(it.number, it.end) for it in attempts_of(again, NOW_MS)] == [(1, at(5)), (2, at(10))]
     assert attempts_of(explanation("pending"), NOW_MS) == []
     long = explanation("pending", events=[events[0] | {"reason": "x" * 300 + "\n  line 2"}])
     (attempt,) = attempts_of(long, NOW_MS)

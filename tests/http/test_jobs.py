@@ -252,10 +252,14 @@ def test_the_jobs_of_a_business_id_in_pages(web: WebWorld) -> None:
 
 
 def test_explain_says_what_happens_next(web: WebWorld) -> None:
-    job_id = web.library.dead()
+    job_id = web.library.running("one")
+    web.library.clock.advance(1.25)
+    assert web.library.settle_as(OutcomeKind.BURY, job_id, "one", error="it failed")
     found = web.get(f"/v1/jobs/{job_id}/explain").json()
     assert (found["job"]["status"], found["error"]) == ("dead", "it failed")
-    assert [event["what"] for event in found["events"]] == ["bury"]
+    (event,) = found["events"]
+    assert (event["what"], event["took_ms"]) == ("bury", 1250)
+    assert event["claimed_time"] == found["claimed_time"]
     assert "dead" in found["means"]
     assert "token" not in found["job"]
     assert found["shard"] == web.library.shard(job_id)

@@ -356,17 +356,26 @@ def test_jobs_of_a_restricted_type_are_claimed_and_are_no_fault(
     assert (wait_s <= module.AGAIN_S) == in_parts
 
 
-def test_jobs_of_a_paused_type_are_not_claimed(
-    small_library: Library, sink: Recording, make: Make
+def test_jobs_of_a_paused_type_are_not_claimed_and_not_even_read(
+    small_library: Library, sink: Recording, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = small_library
+    read = list[int]()
+    read_rows = library.pages.read_overdue_rows
+
+    def recorded(shard: int, *rest: Any) -> Any:
+        read.append(shard)
+        return read_rows(shard, *rest)
+
+    monkeypatch.setattr(library.pages, "read_overdue_rows", recorded)
     for biz_id in range(30):
         library.pending(biz_id, type_no=library.report_no)
     library.clock.advance(GRACE_MS / 1000 + 1)
     gate = Gate(clock=library.clock)
     gate.update_pauses({"type:report": known(Pause("type:report", 0))})
-    one_round(library, make(restrictions=restrictions_of_report(library, gate)))
-    assert sink.ids == []
+    fallback = make(restrictions=restrictions_of_report(library, gate))
+    one_round(library, fallback)
+    assert (sink.ids, read, fallback.overdue.shards) == ([], [], 0)
 
 
 def test_a_backlog_of_a_limited_type_does_not_stand_before_other_jobs(

@@ -137,7 +137,7 @@ ON_A_SERVER = [
     (
         (
             f"{VIEW} toc_events AS SELECT event_id, event_time, job_id, what, from_status, 'x' AS from_name, "
-            "to_status, 'y' AS to_name, attempts, actor, reason, run_id, related_job_id, "
+            "to_status, 'y' AS to_name, attempts, claim_time, actor, reason, run_id, related_job_id, "
             "account FROM toc_event"
         ),
         "toc_events",

@@ -370,6 +370,7 @@ DAMAGES: dict[str, Callable[[Path, Written], Written]] = {
     "an attribute": changed("attribute", "{}"),
     "'' for NULL": changed("dedup_key", ""),
     "a millisecond": changed("action_time", datetime_of(1_767_225_600_001)),
+    "the begin of an attempt": changed("claim_time", None),
     "a name of a type": under_partition(1, "report"),
     "a name of a status": changed("status_name", "dead"),
     "a missing row": rewrite(lambda table: table.slice(1)),

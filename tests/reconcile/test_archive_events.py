@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
@@ -19,10 +21,12 @@ from toc.domain.times import datetime_of
 from toc.reconcile import archive as archive_module
 from toc.reconcile.archive import LEAD_DAYS, archive_cutoff_ms
 from toc.reconcile.archive_events import EventArchive
-from toc.reconcile.delta_tables import describe_table
+from toc.reconcile.archive_tables import EVENTS
+from toc.reconcile.delta_tables import append_rows, describe_table
 from toc.runtime.setting_groups import RetentionSettings
 from toc.store import databases as databases_module
 from toc.store.archive_status import EVENTS_ARCHIVED
+from toc.store.claims import OutcomeKind
 from toc.store.column_types import sql_time_of_ms
 from toc.store.event_reader import COLUMNS, EventRange, EventReader
 
@@ -64,7 +68,8 @@ def as_archived(place: Place) -> list[tuple[Any, ...]]:
     found = []
     for row in EventReader(place.library.databases[0]).read_rows(EventRange(0, 2**62)):
         values = dict(zip(COLUMNS, row, strict=True))
-        values["event_time"] = datetime_of(values["event_time"])
+        for name in ("event_time", "claim_time"):
+            values[name] = None if values[name] is None else datetime_of(values[name])
         for name in ("job_id", "related_job_id"):
             values[name] = None if values[name] is None else int(values[name])
         found.append(tuple(values.values()))
@@ -123,6 +128,26 @@ def test_readers_without_spark_read_events(small: Place) -> None:
     lazy = polars.scan_delta(str(small.directory / "events"))
     assert lazy.collect_schema()["related_job_id"] == polars.Decimal(20, 0)
     assert sorted(map(plain, lazy.collect().to_dicts()), key=str) == expected
+
+
+def test_events_of_an_older_release_are_read_beside_new_ones(small: Place) -> None:
+    """Version 1 of the table had no column claim_time."""
+    columns = pa.schema([one for one in EVENTS.columns if one.name != "claim_time"])
+    old = dataclasses.replace(EVENTS, version=1, columns=columns)
+    values = {name: [None] for name in columns.names} | {
+        "event_id": [1], "event_time": [datetime_of(0)], "job_id": [7], "what": ["retry"],
+        "from_status": [1], "to_status": [0], "attempts": [1], "actor": ["h:1"], "database": [0],
+        "day": [date(1970, 1, 1)],
+    }  # fmt: skip
+    append_rows(str(small.directory), old, pa.table(values, schema=columns))
+    job_id = small.library.running("h:2")
+    began = datetime_of(small.library.now_ms)
+    small.library.clock.advance(2)
+    assert small.library.settle_as(OutcomeKind.BURY, job_id, "h:2")
+    small.age()
+    assert small.alone().rows == 1
+    found = {row["what"]: row["claim_time"] for row in small.rows()}
+    assert found == {"retry": None, "bury": began}
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,8 @@ MEANING = {
     "claim_token": "token of the last claim; it begins with the node's name",
     "dedup_key": "NULL: no rule; otherwise one live job per business id, type, tenant and dedup_key",
     "live_key": "generated: dedup_key, tenant and biz_text while the job is pending or running",
-    "claim_time": "when a worker last claimed the job",
+    "claim_time": "when a worker last claimed the job; toc_event: when the attempt began that the event "
+    "ends; NULL: it ends none, or the attempt was lost, so that its end is not known",
     "lease_end_time": "running: until then no other worker may take the job; otherwise: of the last claim",
     "value": "its value",
     "type_no": "number of the type; `toc_biz_type` has its name",

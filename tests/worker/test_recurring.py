@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +14,24 @@ from tests.contract.breaks import statements_of
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import LONG_AGO, NOW, Rig
 from tests.worker.waiting import wait_until
+from toc.domain.ids import JobIdFactory
 from toc.domain.job import Job, Status
 from toc.domain.occurrence_keys import chain_key_of
+from toc.domain.recurrence import Recurrence
+from toc.domain.recurring import RecurringSchedule
 from toc.errors import InvalidInput, NotFound
 from toc.handlers.current_job import current_job
+from toc.node import recurring_keeper
+from toc.node.recurring_keeper import RecurringKeeper
+from toc.runtime.clock import SystemClock
 from toc.runtime.setting_groups import RecurringSettings
+from toc.runtime.settings import Settings
+from toc.store import migrate
+from toc.store.database_metadata import DatabaseMetadata
+from toc.store.databases import ConnectionLimits, Databases
+from toc.store.jobs import Jobs
+from toc.store.recurring_chains import RecurringChains
+from toc.store.recurring_changes import RecurringChanges
 
 SECOND = timedelta(seconds=1)
 NAME = "rec.tick"
@@ -197,6 +213,40 @@ def test_a_node_declares_what_toc_toml_says(make_rig: MakeRig) -> None:
     assert found == ["from.toml"]
     schedule = rig.center.recurring.get("from.toml", next_times=2)
     assert [f"{each:%H:%M}" for each in schedule.next_times] == ["19:00", "19:00"]
+
+
+def test_a_step_that_waits_for_a_locked_table_ends_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurring_keeper, "DECLARE_S_MAX", 0)
+    monkeypatch.setattr(recurring_keeper, "DECLARE_AGAIN_S", 0)
+    path, clock = tmp_path / "toc.db", SystemClock()
+    settings = Settings(databases=(f"sqlite:///{path}",), shards=4, redis_url="none")
+    migrate.upgrade(settings)
+    urls, limits = settings.databases, ConnectionLimits(read_timeout_s=1)
+    with closing(Databases(urls, settings.routing, clock, limits=limits)) as databases:
+        metadata, ids = DatabaseMetadata(databases), JobIdFactory(clock.wall_ms, 0)
+        jobs = Jobs(databases, metadata, lambda bits: ids.make_ids([bits])[0], "rig")
+        chains = RecurringChains(databases, jobs, lambda name: None)
+        changes = RecurringChanges.from_settings(settings, databases, metadata, chains)
+        schedules = [
+            RecurringSchedule(f"rec.{name}", "report", Recurrence(every_s=3600)) for name in "abc"
+        ]
+        keeper = RecurringKeeper(
+            databases[0], changes, schedules, clock, "rig", check_s=1, schedules_max=10,
+            occurrence_days=1, arm=lambda made, now_ms: None, is_leader=lambda: True,
+        )  # fmt: skip
+
+        def step() -> str:
+            """The schedules that are left after it, in their order."""
+            keeper._declare_schedules(clock.monotonic_s(), clock.wall_ms())
+            return "".join(each.name[-1] for each in keeper._undeclared)
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert [step() for _ in range(4)] == ["bca", "cab", "abc", "bca"]
+        assert [step() for _ in range(3)] == ["ca", "a", ""]
+        assert [row.name for row in changes.read_all()] == ["rec.a", "rec.b", "rec.c"]
 
 
 def test_a_schedule_stays_paused_when_nodes_start(make_rig: MakeRig) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from toc.admin.job_explanation import JobExplanation
 from toc.domain.claim_tokens import process_of_token
-from toc.domain.duration_texts import duration_text, relative_time
+from toc.domain.duration_texts import Duration, duration_text
 from toc.domain.job import Job, Status
 from toc.runtime.settings import Settings
+from toc.sentences import Sentence, join_sentences, sentence
 from toc.store.column_types import sql_time_of_ms
 from toc.store.ended_jobs import DAY_MS
 from toc.store.purge_pages import PurgesAroundId
@@ -100,9 +102,6 @@ class _JobStateDescriber:
         self._found, self._job, self._settings = found, job, settings
         self._place, self._now_ms = found.own_topic_reminder, found.now_ms
         self._due_ms = job.due_ms if job.due_ms is not None else job.action_ms
-        self._tried = (
-            f", after {_number_with_noun(job.attempts, 'attempt')}" if job.attempts else ""
-        )
 
     def describe_job(self) -> JobMeaning:
         if self._job.status is Status.RUNNING:
@@ -113,75 +112,114 @@ class _JobStateDescriber:
             return self._describe_due_later()
         return self._describe_overdue()
 
+    def _with_attempts(self, text: Sentence) -> Sentence:
+        attempts = self._job.attempts
+        if attempts > 1:
+            return sentence("{text}, after {attempts} attempts", text=text, attempts=attempts)
+        return sentence("{text}, after 1 attempt", text=text) if attempts else text
+
     # ---- pending
 
     def _describe_due_later(self) -> JobMeaning:
         left_ms, place = self._due_ms - self._now_ms, self._place
-        due = f"due in {duration_text(left_ms)}{self._tried}"
+        due = self._with_attempts(sentence("due in {time}", time=Duration(left_ms)))
         if place is None:
-            return JobMeaning(None, f"{due}; {self._describe_without_redis()}")
+            return JobMeaning(None, join_sentences([due, self._describe_without_redis()]))
         if place.armed_ms is not None:
             return self._describe_armed_job_due_later(due, place.armed_ms - self._due_ms)
         if place.out_ms is not None:
-            text = "but its reminder was popped already: the claim puts it back"
-            return JobMeaning(False, f"{due}, {text}")
+            text = sentence(
+                "{due}, but its reminder was popped already: the claim puts it back", due=due
+            )
+            return JobMeaning(False, text)
         horizon_ms = round(self._settings.timer.horizon_s * 1000)
         if left_ms > horizon_ms:
-            beyond = f"beyond the horizon of {duration_text(horizon_ms)}"
-            return JobMeaning(True, f"{due}, not in Redis yet: {beyond}")
-        comes = f"the loader brings it within moments, else {self._describe_scanner_takeover()}"
-        return JobMeaning(False, f"{due}, and not in Redis: {comes}")
+            text = sentence(
+                "{due}, not in Redis yet: beyond the horizon of {horizon}",
+                due=due, horizon=Duration(horizon_ms),
+            )  # fmt: skip
+            return JobMeaning(True, text)
+        text = sentence(
+            "{due}, and not in Redis: the loader brings it within moments, else {scanner}",
+            due=due, scanner=self._describe_scanner_takeover(),
+        )  # fmt: skip
+        return JobMeaning(False, text)
 
-    def _describe_armed_job_due_later(self, due: str, late_ms: int) -> JobMeaning:
+    def _describe_armed_job_due_later(self, due: Sentence, late_ms: int) -> JobMeaning:
         """Describes a job that is due later and armed. `late_ms`: the armed time minus the due time."""
         if not late_ms:
-            return JobMeaning(True, f"{due}, and armed for that moment")
+            return JobMeaning(True, sentence("{due}, and armed for that moment", due=due))
         if late_ms > 0:
-            late = f"armed {duration_text(late_ms)} later: {self._describe_scanner_takeover()}"
-            return JobMeaning(False, f"{due}, but {late}")
-        early = f"armed {duration_text(-late_ms)} earlier: the job was moved; the claim corrects it"
-        return JobMeaning(False, f"{due}, but {early}")
+            text = sentence(
+                "{due}, but armed {late} later: {scanner}",
+                due=due, late=Duration(late_ms), scanner=self._describe_scanner_takeover(),
+            )  # fmt: skip
+            return JobMeaning(False, text)
+        text = sentence(
+            "{due}, but armed {early} earlier: the job was moved; the claim corrects it",
+            due=due, early=Duration(-late_ms),
+        )  # fmt: skip
+        return JobMeaning(False, text)
 
     def _describe_overdue(self) -> JobMeaning:
         late_ms, place = self._now_ms - self._due_ms, self._place
-        late = f"overdue by {duration_text(late_ms)}{self._tried}"
+        late = self._with_attempts(sentence("overdue by {time}", time=Duration(late_ms)))
         if self._found.limits:
-            turn = f"its type is limited ({self._found.limits}), so it may wait for its turn"
-            return JobMeaning(
-                True, f"{late}; {turn}: `toc types show` says how far the limit is used"
-            )
+            text = sentence(
+                "{late}; its type is limited ({limits}), so it may wait for its turn: `toc types show` says "
+                "how far the limit is used",
+                late=late, limits=self._found.limits,
+            )  # fmt: skip
+            return JobMeaning(True, text)
         if place is None:
-            return JobMeaning(None, f"{late}; {self._describe_without_redis()}")
+            return JobMeaning(None, join_sentences([late, self._describe_without_redis()]))
         if place.out_ms is not None:
-            back = f"its reminder comes back {relative_time(place.out_ms, self._now_ms)}"
-            return JobMeaning(True, f"{late}; popped, and on its way to a worker; {back}")
+            text = sentence(
+                "{late}; popped, and on its way to a worker; its reminder comes back {back}",
+                late=late, back=self._describe_moment(place.out_ms),
+            )  # fmt: skip
+            return JobMeaning(True, text)
+        scanner = self._describe_scanner_takeover(late_ms)
         if place.armed_ms is None:
-            return JobMeaning(
-                False, f"{late} and in no queue: {self._describe_scanner_takeover(late_ms)}"
-            )
+            text = sentence("{late} and in no queue: {scanner}", late=late, scanner=scanner)
+            return JobMeaning(False, text)
         if place.armed_ms > self._now_ms:
-            scanner = self._describe_scanner_takeover(late_ms)
-            return JobMeaning(False, f"{late}, but armed for later: {scanner}")
-        owners = self._found.owners.get(place.topic, ())
-        names = " or ".join(owner.node for owner in owners) or "a worker"
-        text = f"{late}, and armed: {names} takes it at once, if it handles the type"
+            text = sentence("{late}, but armed for later: {scanner}", late=late, scanner=scanner)
+            return JobMeaning(False, text)
+        names: list[str] = [owner.node for owner in self._found.owners.get(place.topic, ())]
+        node = functools.reduce(_one_or_other, names or [sentence("a worker")])
+        text = sentence(
+            "{late}, and armed: {node} takes it at once, if it handles the type",
+            late=late, node=node,
+        )  # fmt: skip
         return JobMeaning(place.armed_ms == self._due_ms, text)
 
-    def _describe_without_redis(self) -> str:
-        if not self._settings.has_timer:
-            return f"there is no Redis: {self._describe_scanner_takeover()}"
-        return "Redis does not answer, so its reminder is not known; the scanner takes the job, 1 to 3 s late"
+    def _describe_moment(self, ms: int) -> Sentence:
+        time = Duration(abs(ms - self._now_ms))
+        return sentence("in {time}" if ms > self._now_ms else "{time} ago", time=time)
 
-    def _describe_scanner_takeover(self, late_ms: int = 0) -> str:
+    def _describe_without_redis(self) -> Sentence:
+        if not self._settings.has_timer:
+            scanner = self._describe_scanner_takeover()
+            return sentence("there is no Redis: {scanner}", scanner=scanner)
+        return sentence(
+            "Redis does not answer, so its reminder is not known; the scanner takes the job, 1 to 3 s late"
+        )
+
+    def _describe_scanner_takeover(self, late_ms: int = 0) -> Sentence:
         scanner = self._settings.scanner
         grace_s = scanner.grace_s if self._settings.has_timer else 0
         within_ms = round((grace_s + scanner.tick_s) * 1000)
+        if not late_ms:
+            within = Duration(within_ms)
+            return sentence("the scanner takes it within {within} after its time", within=within)
         if late_ms < within_ms:
-            after = " after its time" if not late_ms else ""
-            return f"the scanner takes it within {duration_text(within_ms - late_ms)}{after}"
-        return (
-            "the scanner should have taken it: is there a worker with a handler for "
-            f"{self._job.biz_type}? (`toc status`)"
+            within = Duration(within_ms - late_ms)
+            return sentence("the scanner takes it within {within}", within=within)
+        return sentence(
+            "the scanner should have taken it: is there a worker with a handler for {biz_type}? "
+            "(`toc status`)",
+            biz_type=self._job.biz_type,
         )
 
     # ---- running and ended
@@ -191,25 +229,37 @@ class _JobStateDescriber:
         left_ms = self._due_ms - self._now_ms
         holder = runner_of(self._job) or "?"
         if members is not None and not any(token.startswith(f"{m.identity}:") for m in members):
-            holder += " (which has left ZooKeeper)"
+            holder = sentence("{holder} (which has left ZooKeeper)", holder=holder)
         if left_ms > 0:
-            until = f"{sql_time_of_ms(self._due_ms)} UTC, {duration_text(left_ms)} left"
-            text = f"running under the lease of {holder} until {until}"
+            text = sentence(
+                "running under the lease of {holder} until {end} UTC, {left} left",
+                holder=holder, end=sql_time_of_ms(self._due_ms), left=Duration(left_ms),
+            )  # fmt: skip
         else:
-            text = (
-                f"the lease of {holder} was over {duration_text(-left_ms)} ago: it died, or its "
-                "handler hangs; the next worker that pops or scans the job takes it over"
-            )
+            text = sentence(
+                "the lease of {holder} was over {time} ago: it died, or its handler hangs; the next worker "
+                "that pops or scans the job takes it over",
+                holder=holder, time=Duration(-left_ms),
+            )  # fmt: skip
         # Its reminder may be in the PrepareQueue, armed again to check the lease, or gone because the scanner
         # took the job.
         return JobMeaning(None if self._place is None else True, text)
 
     def _describe_ended(self) -> JobMeaning:
         job, record, place = self._job, self._found.record, self._place
-        ago = duration_text(self._now_ms - record.modified_ms) if record is not None else "?"
-        text = f"{job.status.name.lower()} {ago} ago{self._tried}"
+        ago_ms = self._now_ms - record.modified_ms if record is not None else 0
+        status = job.status.name.lower()
+        ended = self._with_attempts(
+            sentence("{status} {time} ago", status=status, time=Duration(ago_ms))
+        )
+        parts: list[str] = [ended]
         if job.status is Status.DEAD:
-            text += "; `toc dead redrive` makes it pending again"
+            parts.append(sentence("`toc dead redrive` makes it pending again"))
         if place is not None and not place.has_no_reminder:
-            text += "; Redis still has its reminder, which the next claim removes"
-        return JobMeaning(None if place is None else place.has_no_reminder, text)
+            parts.append(sentence("Redis still has its reminder, which the next claim removes"))
+        agrees = None if place is None else place.has_no_reminder
+        return JobMeaning(agrees, join_sentences(parts))
+
+
+def _one_or_other(one: str, other: str) -> str:
+    return sentence("{one} or {other}", one=one, other=other)

@@ -167,10 +167,11 @@ def _event_as_text(event: Event, now_ms: int) -> str:
     reason = f": {event.reason.splitlines()[0]}" if event.reason else ""
     when = _time_as_text(event.at_ms, now_ms)
     tried = f", attempts {event.attempts}" if event.attempts else ""
+    took = "" if event.took_ms is None else f" after {duration_text(event.took_ms)}"
     account = f" (account {event.account})" if event.account else ""
     run = f" in run {event.run_id}" if event.run_id else ""
     related = f" [job {event.related_job_id}]" if event.related_job_id is not None else ""
-    return f"{when}  {event.what} ({move}{tried}) by {event.actor}{account}{run}{reason}{related}"
+    return f"{when}  {event.what} ({move}{tried}){took} by {event.actor}{account}{run}{reason}{related}"
 
 
 def _time_as_text(ms: int | None, now_ms: int) -> str:
@@ -259,6 +260,8 @@ def _event_as_json(event: Event) -> dict[str, Any]:
         "from": event.from_status.name.lower(),
         "to": event.to_status.name.lower(),
         "attempts": event.attempts,
+        "claim_time": iso_utc(event.claimed_ms),
+        "took_ms": event.took_ms,
         "actor": event.actor,
         "account": event.account,
         "reason": event.reason,

@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """A context manager that catches SIGTERM, SIGINT and SIGHUP. For the main thread.
+    """A context manager that catches SIGTERM, SIGINT and (unless it is ignored) SIGHUP. For the main thread.
 
     `at_once` is called when a second signal comes, right before the process ends.
     """
@@ -32,8 +32,11 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                self._before[number] = signal.signal(number, self._on_signal)
+            # nohup ignores SIGHUP on purpose. SIGINT is ignored in each background process of a script, where
+            # Ctrl-C and `kill -INT` must stop a server all the same.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exc: object) -> None:

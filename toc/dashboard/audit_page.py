@@ -17,6 +17,7 @@ from toc.dashboard.visit import Visit
 from toc.errors import InvalidInput
 from toc.http.declared import not_allowed
 from toc.http.routes import ROUTES
+from toc.sentences import sentence
 
 PAGE = 100
 FILTERS = ("who", "action", "target", "from", "until")
@@ -36,7 +37,7 @@ async def show_audit(visit: Visit) -> Response:
         wanted = filter_of(query)
         ends = _parse_ends(query.get("after", ""), len(backend.databases.all))
     except InvalidInput as error:
-        wrong = str(error)
+        wrong = visit.texts.refusal(error)
     else:
         read = functools.partial(search_audit, backend.databases, wanted, ends, PAGE)
         found = await backend.calls.run(_DATABASE, read)
@@ -56,7 +57,11 @@ def filter_of(query: Mapping[str, str]) -> AuditFilter:
     """The filter that the fields ask for. Raises InvalidInput."""
     for name in ("who", "action", "target"):
         if len(query.get(name, "")) > TEXT_CHARS_MAX:
-            raise InvalidInput(name, query[name], f"must have at most {TEXT_CHARS_MAX} characters")
+            raise InvalidInput(
+                name,
+                query[name],
+                sentence("must have at most {most} characters", most=TEXT_CHARS_MAX),
+            )
     who = query.get("who") or None
     is_token = who is not None and is_token_id(who)
     return AuditFilter(

@@ -25,6 +25,7 @@ from toc.errors import TocError, Unauthenticated
 from toc.http.backend import Backend
 from toc.http.front_door import REQUEST_ID
 from toc.http.problems import HttpProblem, problem_of
+from toc.sentences import sentence
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class PageDoor:
         is_missing = problem.status is HTTPStatus.NOT_FOUND
         title = visit.texts["not_found" if is_missing else "failed"]
         html = render(
-            visit, "problem.html", title=title, detail=problem.detail,
+            visit, "problem.html", title=title, detail=visit.texts.detail_of(problem),
             request_id=visit.request.scope[REQUEST_ID],
         )  # fmt: skip
         return HTMLResponse(html, problem.status, headers=problem.headers)
@@ -163,7 +164,7 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > FORM_BYTES_MAX:
             raise HttpProblem(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large",
-                f"a form may have at most {FORM_BYTES_MAX} bytes",
+                sentence("a form may have at most {most} bytes", most=FORM_BYTES_MAX),
             )  # fmt: skip
     try:
         pairs = parse_qsl(

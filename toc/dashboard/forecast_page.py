@@ -51,7 +51,7 @@ async def show_forecast(visit: Visit) -> Response:
     try:
         question = parse_question(visit.query, names, outlook.taken_ms)
     except InvalidInput as error:
-        refused = str(error)
+        refused = visit.texts.refusal(error)
     gates = gates_of(names, declared, outlook.pauses, visit.backend.settings)
     capacity = capacity_of(question, outlook) if sees_all else None
     per_s = None if capacity is None else capacity.per_s

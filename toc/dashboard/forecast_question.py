@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from toc.domain.limit_terms import interval_ms_of_rate
 from toc.domain.times import EPOCH, ceil_ms
 from toc.errors import InvalidInput
+from toc.sentences import sentence
 
 SPANS = ("hour", "day", "month")
 CAPACITY_MIN, CAPACITY_MAX = 0.001, 1_000_000.0
@@ -51,7 +52,7 @@ def parse_question(query: Mapping[str, str], names: Collection[str], now_ms: int
     texts = {name: query[name].strip() for name in wanted if query.get(name, "").strip()}
     span, name = texts.get("span", "hour"), texts.get("type")
     if span not in SPANS:
-        raise InvalidInput("span", span, f"must be one of {', '.join(SPANS)}")
+        raise InvalidInput("span", span, sentence("must be one of {names}", names=", ".join(SPANS)))
     if name is not None and name not in names:
         raise InvalidInput("type", name, "must be a type that you may read")
     for field in ("pause_until", "rate"):
@@ -68,7 +69,9 @@ def parse_question(query: Mapping[str, str], names: Collection[str], now_ms: int
 
 
 def _parse_capacity(text: str) -> float:
-    rule = f"must be jobs a second, from {CAPACITY_MIN:g} to {CAPACITY_MAX:,.0f}"
+    rule = sentence(
+        "must be jobs a second, from {low:g} to {high:,.0f}", low=CAPACITY_MIN, high=CAPACITY_MAX
+    )
     try:
         value = float(text) if len(text) <= _TEXT_CHARS_MAX else 0.0
     except ValueError:

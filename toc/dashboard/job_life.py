@@ -1,7 +1,7 @@
 """The life of a job for its page: the steps in the order of time, and its attempts.
 
-Both are made of the document of `explain`. A start that ended well writes no event (there would be billions),
-so only the last start is known, by the row.
+Both are made of the document of `explain`. The event that ends an attempt says when the attempt began. An
+attempt that ended well has no event (there would be billions): the row says when it began.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class Step:
 class Attempt:
     """A start of the job. number: counts from 1, and again after a redrive.
 
-    end: when it ended; None: it runs. took_s: None: the time of its start is not kept. how: the verb that
-    ended it. error: its first line. whole_error: "" if that is the same.
+    begin: None: not known, for its worker died or hung; then took_s is None, and it ended at `end` at the
+    latest. end: None: it runs. took_s: until now, if it runs. how: the verb that ended it. error: its first
+    line. whole_error: "" if that is the same.
     """
 
     number: int
+    begin: str | None
     end: str | None
     took_s: float | None
     how: str
@@ -50,13 +52,13 @@ class Attempt:
 def life_of(found: Mapping[str, Any], now_ms: int) -> list[Step]:
     """The steps. `found`: what `explain` answers."""
     job, events = found["job"], found["events"]
+    begins = {found["claimed_time"], *(event["claimed_time"] for event in events)} - {None}
     known: list[tuple[str, Kind, Mapping[str, Any] | None]] = [
         (found["created_time"], "made", None),
         (job["action_time"], "due", None),
+        *((begin, "claimed", None) for begin in begins),
         *((event["time"], "event", event) for event in events),
     ]
-    if found["claimed_time"] is not None:
-        known.append((found["claimed_time"], "claimed", None))
     if job["status"] == "done":  # all other ends have an event
         known.append((found["ended_time"], "done", None))
     if job["status"] == "running":
@@ -77,23 +79,29 @@ def life_of(found: Mapping[str, Any], now_ms: int) -> list[Step]:
 def attempts_of(found: Mapping[str, Any], now_ms: int) -> list[Attempt]:
     """The attempts, oldest first."""
     job, claimed = found["job"], found["claimed_time"]
-    ends = [event for event in found["events"] if event["what"] in _ENDS_OF_ATTEMPTS]
-    attempts = [
-        Attempt(
-            # A take-over counts as the next attempt already.
-            max(1, event["attempts"] - (event["what"] == "take_over")), event["time"],
-            _took_s(claimed, event["time"]) if event is ends[-1] else None, event["what"],
-            *_error_of(event),
-        )
-        for event in ends
-    ]  # fmt: skip
+    attempts: list[Attempt] = []
+    for event in found["events"]:
+        if event["what"] in _ENDS_OF_ATTEMPTS:
+            attempts.append(_ended_attempt(event))
+        elif event["what"] == "undo_take_over" and attempts and attempts[-1].how == "take_over":
+            attempts.pop()
     if job["status"] == "running":
         took_s = None if claimed is None else max(0.0, (now_ms - _ms_of(claimed)) / 1000)
-        attempts.append(Attempt(job["attempts"], None, took_s, "running"))
+        attempts.append(Attempt(job["attempts"], claimed, None, took_s, "running"))
     elif job["status"] == "done":
         ended = found["ended_time"]
-        attempts.append(Attempt(job["attempts"], ended, _took_s(claimed, ended), "done"))
+        attempts.append(
+            Attempt(job["attempts"], claimed, ended, _seconds_between(claimed, ended), "done")
+        )
     return attempts
+
+
+def _ended_attempt(event: Mapping[str, Any]) -> Attempt:
+    # A take-over counts as the next attempt already.
+    number = max(1, event["attempts"] - (event["what"] == "take_over"))
+    took_s = None if event["took_ms"] is None else event["took_ms"] / 1000
+    begin, end = event["claimed_time"], event["time"]
+    return Attempt(number, begin, end, took_s, event["what"], *_error_of(event))
 
 
 def _note_of(event: Mapping[str, Any] | None) -> str:
@@ -109,11 +117,8 @@ def _error_of(event: Mapping[str, Any]) -> tuple[str, str]:
     return line, "" if line == whole else whole
 
 
-def _took_s(claimed: str | None, ended: str) -> float | None:
-    """None: the last start was not this attempt's: it came later."""
-    if claimed is None or _ms_of(claimed) > _ms_of(ended):
-        return None
-    return (_ms_of(ended) - _ms_of(claimed)) / 1000
+def _seconds_between(begin: str | None, end: str) -> float | None:
+    return None if begin is None else max(0.0, (_ms_of(end) - _ms_of(begin)) / 1000)
 
 
 def _ms_of(time: str) -> int:

@@ -28,6 +28,7 @@ from toc.errors import InvalidInput
 from toc.http import job_calls
 from toc.http.job_documents import parse_job_id
 from toc.http.masks import MASKED, is_masked
+from toc.sentences import sentence
 from toc.store.job_search import KEYS_MAX, By, JobSearch, SearchKey, SearchPage, order_of
 
 FILTERS = ("biz_id", "type", "status", "key", "error", "from", "until")
@@ -203,7 +204,9 @@ def _parse_status(text: str | None) -> Status | None:
     if not text:
         return None
     if text not in _STATUSES:
-        raise InvalidInput("status", text, f"must be one of {', '.join(_STATUSES)}")
+        raise InvalidInput(
+            "status", text, sentence("must be one of {names}", names=", ".join(_STATUSES))
+        )
     return _STATUSES[text]
 
 
@@ -219,5 +222,7 @@ def _parse_key(text: str | None) -> SearchKey | None:
 def _parse_error(query: Mapping[str, str]) -> str | None:
     text = query.get("error")
     if text and len(text) > ERROR_CHARS_MAX:
-        raise InvalidInput("error", text, f"must have at most {ERROR_CHARS_MAX} characters")
+        raise InvalidInput(
+            "error", text, sentence("must have at most {most} characters", most=ERROR_CHARS_MAX)
+        )
     return text or None

@@ -32,7 +32,7 @@ async def show_jobs(visit: Visit) -> Response:
         try:
             found = await list_jobs(visit, query, names)
         except InvalidInput as error:
-            wrong = str(error)
+            wrong = visit.texts.refusal(error)
     html = render(
         visit, "jobs.html", query=query, types=names, found=found, wrong=wrong, is_asked=is_asked,
         times={name: field_time_of(query.get(name, "")) for name in ("from", "until")},

@@ -116,7 +116,7 @@ def _with_biz_id(fields: Mapping[str, str]) -> dict[str, Any]:
 def _explain(visit: Visit, problem: HttpProblem) -> str:
     if problem.code in ("count_differs", "too_many_mass_changes"):
         return visit.texts[problem.code]
-    return problem.detail
+    return visit.texts.detail_of(problem)
 
 
 def _rest_of(change: Mapping[str, Any]) -> dict[str, str]:

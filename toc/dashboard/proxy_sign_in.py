@@ -16,6 +16,7 @@ from toc.http.connections import PEER
 from toc.http.problems import HttpProblem
 from toc.runtime.log_throttle import LogThrottle
 from toc.runtime.sign_in_settings import SignInSettings
+from toc.sentences import sentence
 
 log = logging.getLogger(__name__)
 _throttle = LogThrottle(log)
@@ -41,7 +42,10 @@ def identify_by_proxy(settings: SignInSettings, request: Request) -> Caller | No
         )  # fmt: skip
         raise HttpProblem(
             HTTPStatus.FORBIDDEN, "foreign_proxy",
-            f"the header {settings.proxy_header} is accepted only from web.sign_in.proxies",
+            sentence(
+                "the header {header} is accepted only from web.sign_in.proxies",
+                header=settings.proxy_header,
+            ),
         )  # fmt: skip
     owner = PROXY_PREFIX + (_decode(given[0]) if len(given) == 1 else "")
     try:
@@ -54,7 +58,10 @@ def identify_by_proxy(settings: SignInSettings, request: Request) -> Caller | No
     role = find_role(settings.roles, groups)
     if role is None:
         person = owner.removeprefix(PROXY_PREFIX)
-        text = f"{person} has no role here: no group of this person is in web.sign_in.roles"
+        text = sentence(
+            "{person} has no role here: no group of this person is in web.sign_in.roles",
+            person=person,
+        )
         raise HttpProblem(HTTPStatus.FORBIDDEN, "no_role", text)
     return Caller(None, owner, frozenset(SCOPES_OF_ROLE[role.role]), role.types, role.tenant)
 

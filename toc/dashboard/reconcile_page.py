@@ -60,7 +60,7 @@ async def show_reconcile(visit: Visit) -> Response:
     try:
         last, night = await backend.calls.run(_DATABASE, read_last)
     except TocError as error:  # the reports are files: they are there all the same
-        failure = str(problem_of(error).detail)
+        failure = visit.texts.detail_of(problem_of(error))
     found = await asyncio.to_thread(list_newest_reports, backend.settings, REPORTS_MAX)
     lines = [_make_line(name, facts) for name, facts in found.reports]
     kinds = [kind for kind in Disagreement if any(line.facts.found.get(kind) for line in lines)]

@@ -17,6 +17,7 @@ from toc.errors import InvalidInput
 from toc.http import job_calls, recurring_calls
 from toc.http.models import BackfillIn
 from toc.http.wire_times import format_datetime
+from toc.sentences import sentence
 from toc.store.recurring_changes import BackfillCount
 
 NEXT_TIMES = 10
@@ -63,7 +64,7 @@ async def show_schedule(visit: Visit) -> Response:
         try:
             plan = await _count_backfill(visit, schedule["tz"], path)
         except InvalidInput as error:
-            refused = str(error)
+            refused = visit.texts.refusal(error)
     html = render(
         visit, "schedule.html", schedule=schedule, runs=await _read_runs(visit, schedule), plan=plan,
         refused=refused, may_operate=may_operate, runs_max=RUNS, in_zone=wall_time, said=said(visit),
@@ -103,7 +104,7 @@ async def _count_backfill(visit: Visit, zone: str, path: dict[str, str]) -> Back
 def _parse_wall_time(visit: Visit, field: str, zone: str) -> datetime:
     """A time of a form, on the wall of the schedule's zone if it names no other one."""
     text = visit.query.get(field, "").strip()
-    rule = f"must be a time, as 2026-01-31T18:00 (in {zone})"
+    rule = sentence("must be a time, as 2026-01-31T18:00 (in {zone})", zone=zone)
     if len(text) > _TIME_CHARS_MAX:
         raise InvalidInput(field, text[:_TIME_CHARS_MAX], rule)
     try:

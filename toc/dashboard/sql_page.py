@@ -30,6 +30,7 @@ from toc.http.declared import not_allowed
 from toc.http.front_door import REQUEST_ID
 from toc.http.problems import HttpProblem, overloaded
 from toc.runtime.settings import Settings
+from toc.sentences import sentence
 from toc.store.query_fan_out import QueryLimits
 
 T = TypeVar("T")
@@ -94,7 +95,11 @@ async def run_sql(visit: Visit) -> Response:
         result = await _run_audited(visit, question)
     except InvalidInput as error:
         return _show_page(
-            visit, chosen, statement, refused=str(error), status=HTTPStatus.UNPROCESSABLE_ENTITY
+            visit,
+            chosen,
+            statement,
+            refused=visit.texts.refusal(error),
+            status=HTTPStatus.UNPROCESSABLE_ENTITY,
         )
     except QueryFailed as error:
         what = error.failures[0].what
@@ -116,7 +121,7 @@ def _require_rights(visit: Visit) -> None:
 def _read_question(visit: Visit, statement: str) -> SqlQuestion:
     """Raises InvalidInput."""
     if not 0 < len(statement) <= STATEMENT_CHARS_MAX:
-        rule = f"must have 1 to {STATEMENT_CHARS_MAX} characters"
+        rule = sentence("must have 1 to {most} characters", most=STATEMENT_CHARS_MAX)
         raise InvalidInput("statement", statement[:80], rule)
     values = {
         name.removeprefix("value_"): value.strip()
@@ -125,7 +130,11 @@ def _read_question(visit: Visit, statement: str) -> SqlQuestion:
     }
     for name, value in values.items():
         if len(value) > VALUE_CHARS_MAX:
-            raise InvalidInput(name, value[:80], f"must have at most {VALUE_CHARS_MAX} characters")
+            raise InvalidInput(
+                name,
+                value[:80],
+                sentence("must have at most {most} characters", most=VALUE_CHARS_MAX),
+            )
     return SqlQuestion(statement, values)
 
 

@@ -1,10 +1,18 @@
-"""The texts of the pages in each language: toc/dashboard/texts.toml."""
+"""The texts of the pages in each language: toc/dashboard/texts.toml; and sentences of lower layers, which are
+English, in Chinese: toc/dashboard/sentences.toml.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+from toc.domain.duration_texts import Duration
+from toc.errors import InvalidInput
+from toc.http.problems import HttpProblem
+from toc.sentences import Sentence
 
 LANGUAGES = ("en", "zh")
 """The first one is the default."""
@@ -21,6 +29,30 @@ class Texts:
 
     def __getitem__(self, name: str) -> str:
         return self._texts[name]
+
+    def say(self, text: str) -> str:
+        """A text of a lower layer in this language; as it is if the table does not have it."""
+        template = text.template if isinstance(text, Sentence) else text
+        found = read_sentences().get(template) if self.language != LANGUAGES[0] else None
+        if found is None or not isinstance(text, Sentence):
+            return found or str(text)
+        values = {name: self._say_value(value) for name, value in text.values.items()}
+        return found.format(**values)
+
+    def _say_value(self, value: Any) -> Any:
+        if isinstance(value, Sentence):
+            return self.say(value)
+        return self.duration(value.ms / 1000) if isinstance(value, Duration) else value
+
+    def refusal(self, error: InvalidInput) -> str:
+        """Which field is wrong, and why."""
+        return f"{error.field}{self['colon']}{self.say(error.rule)}"
+
+    def detail_of(self, problem: HttpProblem) -> str:
+        """What is wrong: of a field its name and the rule that it breaks."""
+        if problem.code == InvalidInput.code:
+            return f"{problem.facts['field']}{self['colon']}{self.say(problem.facts['rule'])}"
+        return self.say(problem.detail)
 
     def duration(self, seconds: float) -> str:
         """A duration with its two largest units: 3.2 s, 4 min 10 s, 2 h 5 min."""
@@ -52,6 +84,14 @@ class Texts:
 def read_table() -> dict[str, dict[str, str]]:
     """All texts: name -> language -> text."""
     return tomllib.loads(files(__package__).joinpath("texts.toml").read_text("utf-8"))
+
+
+@cache
+def read_sentences() -> dict[str, str]:
+    """The Chinese templates of sentences: English -> Chinese."""
+    path = files(__package__).joinpath("sentences.toml")
+    table: dict[str, str] = tomllib.loads(path.read_text("utf-8"))
+    return table
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import Any
 
 from toc.domain.payload_envelope import CODEC_KEY
 from toc.errors import InvalidInput
+from toc.sentences import sentence
 
 BIZ_TYPE_CHARS_MAX = 64
 DEDUP_KEY_CHARS_MAX = 64
@@ -28,7 +29,9 @@ def is_number(value: object) -> bool:
 
 def check_integer(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidInput(field, value, f"must be an integer from {low} to {high}")
+        raise InvalidInput(
+            field, value, sentence("must be an integer from {low} to {high}", low=low, high=high)
+        )
     return value
 
 
@@ -37,8 +40,10 @@ def check_biz_type(value: object) -> str:
         raise InvalidInput(
             "biz_type",
             value,
-            f"must be 1 to {BIZ_TYPE_CHARS_MAX} letters, digits, '.', '_' or '-', "
-            "and start with a letter or digit",
+            sentence(
+                "must be 1 to {most} letters, digits, '.', '_' or '-', and start with a letter or digit",
+                most=BIZ_TYPE_CHARS_MAX,
+            ),
         )
     return value
 
@@ -77,7 +82,11 @@ def check_actor(value: object) -> str:
         or not 1 <= len(value) <= ACTOR_CHARS_MAX
         or not value.isprintable()
     ):
-        raise InvalidInput("actor", value, f"must be 1 to {ACTOR_CHARS_MAX} printable characters")
+        raise InvalidInput(
+            "actor",
+            value,
+            sentence("must be 1 to {most} printable characters", most=ACTOR_CHARS_MAX),
+        )
     return value
 
 
@@ -85,7 +94,11 @@ def check_reason(value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > REASON_CHARS_MAX or not _is_valid_unicode(value):
-        raise InvalidInput("reason", value, f"must be text of up to {REASON_CHARS_MAX} characters")
+        raise InvalidInput(
+            "reason",
+            value,
+            sentence("must be text of up to {most} characters", most=REASON_CHARS_MAX),
+        )
     return value
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from toc.domain.routing import BIZ_ID_MAX
 from toc.errors import InvalidInput
+from toc.sentences import sentence
 
 TEXT_CHARS_MAX = 64
 TENANT_CHARS_MAX = 32
@@ -47,7 +48,10 @@ def check_business_id(value: object, tenant: object = None) -> BusinessId:
         text = str(_check_text_id(value))  # a plain str, not a subclass
         return BusinessId(hash_text_id(text), text, tenant)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= BIZ_ID_MAX:
-        rule = f"must be an integer from 0 to 2^64-1, or a text of 1 to {TEXT_CHARS_MAX} characters"
+        rule = sentence(
+            "must be an integer from 0 to 2^64-1, or a text of 1 to {most} characters",
+            most=TEXT_CHARS_MAX,
+        )
         raise InvalidInput("biz_id", value, rule)
     # A plain int: the hash of an IntEnum would be that of its name.
     return BusinessId(int(value), None, tenant)
@@ -55,7 +59,11 @@ def check_business_id(value: object, tenant: object = None) -> BusinessId:
 
 def _check_text_id(value: str) -> str:
     if not 1 <= len(value) <= TEXT_CHARS_MAX:
-        rule = f"must have 1 to {TEXT_CHARS_MAX} characters if it is a text, has {len(value)}"
+        rule: str = sentence(
+            "must have 1 to {most} characters if it is a text, has {length}",
+            most=TEXT_CHARS_MAX,
+            length=len(value),
+        )
     elif value != value.strip():
         rule = "must not begin or end with a space"
     elif any(unicodedata.category(each) in ("Cc", "Cs") for each in value):

@@ -30,6 +30,7 @@ from toc.domain.retry_policies import (
 )
 from toc.domain.sink_targets import parse_sink
 from toc.errors import InvalidInput
+from toc.sentences import sentence
 
 Mode = Literal["handler", "pull", "sink"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -74,7 +75,7 @@ class DeclaredType:
         if self.mode not in MODES:
             raise InvalidInput("mode", self.mode, f"must be one of {', '.join(MODES)}")
         if not is_number(self.timeout_s) or not 0 < self.timeout_s <= TIMEOUT_S_MAX:
-            rule = f"must be above 0 and up to {TIMEOUT_S_MAX:g} seconds"
+            rule = sentence("must be above 0 and up to {most:g} seconds", most=TIMEOUT_S_MAX)
             raise InvalidInput("timeout_s", self.timeout_s, rule)
         check_integer("max_attempts", self.max_attempts, 1, ATTEMPTS_MAX)
         if (self.sink is not None) != (self.mode == "sink"):

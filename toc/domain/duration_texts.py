@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 
 MS_OF_UNIT = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _SOON_MS = 60_000
 _STEP = re.compile(r"(\d+(?:\.\d+)?)(ms|d|h|m|s)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A length of time as a value of a Sentence."""
+
+    ms: int
+
+    def __str__(self) -> str:
+        return duration_text(self.ms)
 
 
 def parse_duration_text(text: str) -> timedelta | None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from toc.errors import InvalidInput
+from toc.sentences import sentence
 
 ID_EPOCH_MS = 1_704_067_200_000  # 2024-01-01T00:00:00Z
 TIME_BITS, ROUTING_BITS, SEQUENCE_BITS = 41, 10, 12
@@ -42,7 +43,11 @@ def lowest_id_at(ms: int) -> int:
 def check_job_id(value: object) -> int:
     """Returns `value` if it is a valid job_id; raises InvalidInput otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= JOB_ID_MAX:
-        raise InvalidInput("job_id", value, f"must be an integer from 0 to {JOB_ID_MAX}")
+        raise InvalidInput(
+            "job_id",
+            value,
+            sentence("must be an integer from {low} to {high}", low=0, high=JOB_ID_MAX),
+        )
     return int(value)  # a plain int: drivers refuse subclasses
 
 

@@ -267,7 +267,8 @@ class Event:
     (host:pid…). reason: None if it is not known. account: the database account that wrote the event, as the
     server recorded it; None: SQLite. Comparisons ignore `account`. run_id: the run of `toc admin` or of a
     repair that made the change. related_job_id: for a repaired misfit, the job that replaces it; for that
-    job, the misfit.
+    job, the misfit. claimed_ms: when the attempt began that the event ends; None: the event ends no attempt,
+    or the moment when the attempt ended is not known, because its lease was lost.
     """
 
     at_ms: int
@@ -280,6 +281,12 @@ class Event:
     account: str | None = field(default=None, compare=False)
     run_id: str | None = None
     related_job_id: int | None = None
+    claimed_ms: int | None = None
+
+    @property
+    def took_ms(self) -> int | None:
+        """How long the attempt took that the event ends; None: see `claimed_ms`."""
+        return None if self.claimed_ms is None else max(0, self.at_ms - self.claimed_ms)
 
 
 class NewJob(NamedTuple):

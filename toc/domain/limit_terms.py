@@ -14,6 +14,7 @@ from math import ceil
 
 from toc.domain.argument_checks import check_integer
 from toc.errors import InvalidInput
+from toc.sentences import join_sentences, sentence
 
 LIMIT_FIELDS = ("rate", "burst", "concurrency", "per")
 RATE_COUNT_MAX = 1_000_000
@@ -73,19 +74,23 @@ def limits_text(terms: LimitTerms | None, rate: str | None) -> str:
     """The limits for people, as "500/s (burst 500), 20 at once, per biz_id"; "" without limits."""
     if terms is None:
         return ""
-    parts = [] if rate is None else [f"{rate} (burst {terms.burst})"]
+    parts = []
+    if rate is not None:
+        parts.append(sentence("{rate} (burst {burst})", rate=rate, burst=terms.burst))
     if terms.concurrency is not None:
-        parts.append(f"{terms.concurrency} at once")
+        parts.append(sentence("{jobs} at once", jobs=terms.concurrency))
     if terms.per is not None:
-        parts.append(f"per {terms.per}")
-    return ", ".join(parts)
+        parts.append(sentence("per {per}", per=terms.per))
+    return join_sentences(parts, by_comma=True)
 
 
 def interval_ms_of_rate(rate: str) -> float:
     """The milliseconds for one start at a rate as "500/s", "100/m" or "1000/h". Raises InvalidInput."""
     found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if found is None or int(found[1]) > RATE_COUNT_MAX:
-        rule = f"must be N/s, N/m or N/h, as 500/s, with N from 1 to {RATE_COUNT_MAX}"
+        rule = sentence(
+            "must be N/s, N/m or N/h, as 500/s, with N from 1 to {most}", most=RATE_COUNT_MAX
+        )
         raise InvalidInput("rate", rate, rule)
     return _SECONDS[found[2]] * 1000 / int(found[1])
 

@@ -17,6 +17,7 @@ from toc.domain.argument_checks import check_biz_type, is_number
 from toc.domain.text_escaping import escape_to_one_line
 from toc.domain.times import MS_MAX, datetime_of
 from toc.errors import InvalidInput
+from toc.sentences import Sentence, sentence
 
 ALL = "all"
 TYPE_PREFIX, TOPIC_PREFIX = "type:", "topic:"
@@ -198,20 +199,26 @@ class PauseInfo:
     reason: str | None
 
 
-def describe_pause(info: PauseInfo) -> str:
+def describe_pause(info: PauseInfo) -> Sentence:
     """A pause in words: "type:order.close is paused until 2030-01-31 08:00:00Z by ann@host: reason"."""
-    if info.state == Phase.PAUSED.value:
-        until = "until somebody resumes it"
-        if info.until_ms is not None:
-            until = f"until {datetime_of(info.until_ms):%Y-%m-%d %H:%M:%S}Z"
-        text = f"{info.target} is paused {until}"
+    if info.state == Phase.PAUSED.value and info.until_ms is None:
+        text = sentence("{target} is paused until somebody resumes it", target=info.target)
+    elif info.state == Phase.PAUSED.value and info.until_ms is not None:
+        until = f"{datetime_of(info.until_ms):%Y-%m-%d %H:%M:%S}Z"
+        text = sentence("{target} is paused until {until}", target=info.target, until=until)
     elif info.rate_per_s is not None:
-        text = f"{info.target} resumes at {info.rate_per_s:g} jobs a second"
+        text = sentence(
+            "{target} resumes at {rate_per_s:g} jobs a second",
+            target=info.target, rate_per_s=info.rate_per_s,
+        )  # fmt: skip
     else:
-        text = f"{info.target} is not paused"
-    reason = "" if info.reason is None else f": {escape_to_one_line(info.reason)}"
-    author = f", by {info.actor}" if info.actor else ""
-    return f"{text}{author}{reason}"
+        text = sentence("{target} is not paused", target=info.target)
+    if info.actor:
+        text = sentence("{pause}, by {actor}", pause=text, actor=info.actor)
+    if info.reason is not None:
+        reason = escape_to_one_line(info.reason)
+        text = sentence("{pause}: {reason}", pause=text, reason=reason)
+    return text
 
 
 @dataclass(slots=True)

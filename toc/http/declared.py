@@ -11,6 +11,7 @@ from toc.access.caller import Caller, Scope
 from toc.domain.declared_type import DeclaredType
 from toc.errors import InvalidInput
 from toc.http.problems import HttpProblem, unavailable
+from toc.sentences import sentence
 
 if TYPE_CHECKING:
     from toc.http.backend import Backend
@@ -42,5 +43,7 @@ def declared_types(backend: Backend) -> Mapping[str, DeclaredType]:
 def not_allowed(scope: Scope) -> HttpProblem:
     """The problem of a token whose types do not cover the call's."""
     return HttpProblem(
-        HTTPStatus.FORBIDDEN, "forbidden", f"the token may not {scope} jobs of this type"
+        HTTPStatus.FORBIDDEN,
+        "forbidden",
+        sentence("the token may not {scope} jobs of this type", scope=scope),
     )

@@ -91,6 +91,8 @@ def _event_document(event: Event) -> dict[str, Any]:
         "from_status": event.from_status.name.lower(),
         "to_status": event.to_status.name.lower(),
         "attempts": event.attempts,
+        "claimed_time": format_time(event.claimed_ms),
+        "took_ms": event.took_ms,
         "actor": event.actor,
         "reason": event.reason,
     }

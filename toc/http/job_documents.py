@@ -15,6 +15,7 @@ from toc.domain.ids import check_job_id
 from toc.domain.job import Answer, Job, Scheduled
 from toc.errors import InvalidInput
 from toc.http.wire_times import format_time, parse_action_time, parse_delay
+from toc.sentences import sentence
 
 _DIGITS = re.compile(r"[0-9]{1,20}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?", re.ASCII)
@@ -39,7 +40,9 @@ def parse_biz_id(value: int | str, is_text: bool | None, *, digits_are_text: boo
             raise InvalidInput("biz_id_is_text", is_text, "must not be true for an integer")
         return value
     if len(value) > TEXT_CHARS_MAX:
-        raise InvalidInput("biz_id", value, f"must have 1 to {TEXT_CHARS_MAX} characters")
+        raise InvalidInput(
+            "biz_id", value, sentence("must have 1 to {most} characters", most=TEXT_CHARS_MAX)
+        )
     are_digits = _DIGITS.fullmatch(value) is not None
     if is_text is False and not are_digits:
         raise InvalidInput("biz_id", value, "must be digits if biz_id_is_text is false")

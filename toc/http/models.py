@@ -349,6 +349,14 @@ class EventOut(_Answer):
     from_status: str
     to_status: str
     attempts: int
+    claimed_time: Annotated[
+        str | None,
+        Field(
+            description="When the attempt began that this event ends; null: it ends none, or the attempt "
+            "was lost: its worker died or hung, so that its end is not known."
+        ),
+    ]
+    took_ms: Annotated[int | None, Field(description="From claimed_time to the event, in ms.")]
     actor: str
     reason: str | None
 

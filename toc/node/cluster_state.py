@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from toc.cluster.roster import Member
-from toc.errors import TimerUnavailable, TocError
+from toc.errors import TimerUnavailable, TocError, text_of
 from toc.node.probes import Probe
 from toc.runtime.clock import Clock
 from toc.runtime.server_clock import ClockOffset
@@ -67,7 +67,7 @@ def read_cluster_state(
         try:
             redis = reminders.read_node_states()
         except TimerUnavailable as error:
-            redis_failure = str(error)
+            redis_failure = text_of(error)
     now_s = clock.monotonic_s()
     machine_clock = ClockOffset.from_answer(clock.wall_ms(), now_s, now_s)
     return ClusterState(members, roster_failure, asked, redis, redis_failure, machine_clock)
@@ -81,6 +81,6 @@ def _read_database_state(database: Database, probe: Probe) -> DatabaseState:
     try:
         info = read_server_info(database)
     except TocError as error:
-        return DatabaseState(database.index, "", None, str(error))
+        return DatabaseState(database.index, "", None, text_of(error))
     offset = next(iter(probe.offsets), None)
     return DatabaseState(database.index, f"{info.kind} {info.version}", offset)

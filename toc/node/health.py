@@ -1,6 +1,7 @@
 """The health of a node, one part per server or duty: up or not, since when, and the effect on jobs.
 
-This module asks no server: it describes the results of the probes and the services.
+This module asks no server: it describes the results of the probes and the services. The texts of parts that
+the dashboard shows are Sentences; those that only a node reports need not be.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from toc.reconcile.nightly import LOG_FILE, NightlyScheduler
 from toc.reconcile.watch import ShardWatch
 from toc.runtime.settings import Settings
 from toc.scanner.fallback import OverdueShardCount
+from toc.sentences import Sentence, sentence
 from toc.store.biz_types import Conflicts, describe_type_conflict
 from toc.store.nightly_status import KILLED, NightlyStatus
 from toc.store.reconcile_status import LastReconcileResult
 from toc.store.table_check import WAY_OUT, TableCheck
 from toc.timer.reminders import Reminders
 
-FOREIGN_MEANS = (
+FOREIGN_MEANS = sentence(
     "no job waits for it; another program writes into the queues of toc in Redis: find it, or give toc a "
     "namespace of its own"
 )
 WHOLE_MS_MAX = 26 * 3_600_000  # the time between two nightly runs, with their durations
 CONFLICTS_SHOWN = 3
 State = Literal["up", "degraded", "down"]
-SCANNER_FIRES = "the scanner fires from the databases, about 1 to 3 s late"
 RANK: Mapping[str, int] = {"up": 0, "degraded": 1, "down": 2}
 
 
@@ -89,38 +90,47 @@ class Health:
         finding = self._probes[name].current_result
         clock = self._probes[name].server_clock
         if finding.up and clock is not None and clock.stepped_s:
-            how = f"its clock has stepped by {clock.stepped_s:+.1f} s"
-            means = "toc goes on by the time before the step; set the clock, or restart the workers"
+            how = sentence("its clock has stepped by {step_s:+.1f} s", step_s=clock.stepped_s)
+            means = sentence(
+                "toc goes on by the time before the step; set the clock, or restart the workers"
+            )
             return HealthPart(name, "degraded", None, how, means)
         if finding.up:
-            return HealthPart(name, "up", finding.since_ms, "answers")
+            return HealthPart(name, "up", finding.since_ms, sentence("answers"))
         shards = format_number_ranges(self._settings.routing.shards_of_database(database))
-        others = "all others go on"
+        means = sentence("jobs of shards {shards} wait for it; all others go on", shards=shards)
         if not any(self._probes[f"database_{n}"].current_result.up for n in range(self._databases)):
-            others = "no database answers, so no job is fired"
-        means = f"jobs of shards {shards} wait for it; {others}"
+            means = sentence(
+                "jobs of shards {shards} wait for it; no database answers, so no job is fired",
+                shards=shards,
+            )
         return HealthPart(name, "down", finding.since_ms, finding.error, means)
 
     def _health_of_redis(self) -> HealthPart:
         scanner = self._settings.scanner
         if self._reminders is None:
-            means = f"the scanner fires, up to {scanner.tick_s:g} s late"
-            return HealthPart("redis", "up", None, "not used", means)
+            fires = sentence("the scanner fires, up to {late_s:g} s late", late_s=scanner.tick_s)
+            return HealthPart("redis", "up", None, sentence("not used"), fires)
         finding, reminders = self._probes["redis"].current_result, self._reminders
         if not finding.up:
-            return HealthPart("redis", "down", finding.since_ms, finding.error, SCANNER_FIRES)
+            means = sentence("the scanner fires from the databases, about 1 to 3 s late")
+            return HealthPart("redis", "down", finding.since_ms, finding.error, means)
         if self._clocks is not None and self._clocks.skew_is_too_large:
-            how = "its clock is too far from a database's"
-            means = f"the timer is stopped; {SCANNER_FIRES}"
+            how = sentence("its clock is too far from a database's")
+            means = sentence(
+                "the timer is stopped; the scanner fires from the databases, about 1 to 3 s late"
+            )
         elif not reminders.is_available:
-            how = "some calls are refused"
-            means = "the scanner fires the jobs of the refused slots, about 1 to 3 s late"
+            how = sentence("some calls are refused")
+            means = sentence("the scanner fires the jobs of the refused slots, about 1 to 3 s late")
         elif not reminders.takes_reminders:
-            late_s = scanner.grace_s + scanner.tick_s
-            how = "full: it takes no reminders"
-            means = f"the scanner fires new jobs from the databases, up to {late_s:g} s late"
+            how = sentence("full: it takes no reminders")
+            means = sentence(
+                "the scanner fires new jobs from the databases, up to {late_s:g} s late",
+                late_s=scanner.grace_s + scanner.tick_s,
+            )
         else:
-            return HealthPart("redis", "up", finding.since_ms, "answers")
+            return HealthPart("redis", "up", finding.since_ms, sentence("answers"))
         return HealthPart("redis", "degraded", None, how, means)
 
     def _health_of_queues(self) -> Iterator[HealthPart]:
@@ -129,23 +139,37 @@ class Health:
             return
         number, since_ms = self._reminders.foreign.recent_removals
         if number:
-            how = f"{number} members that are no job_id were removed; the log names some"
+            how = sentence(
+                "{number} members that are no job_id were removed; the log names some",
+                number=number,
+            )
             yield HealthPart("queues", "degraded", since_ms, how, FOREIGN_MEANS)
 
     def _health_of_zookeeper(
         self, view: ClusterView | None, since_ms: int | None, zookeeper_error: str
     ) -> HealthPart:
         if not self._settings.has_cluster:
-            return HealthPart("zookeeper", "up", None, "not used", "each node owns everything")
+            return HealthPart(
+                "zookeeper", "up", None, sentence("not used"), sentence("each node owns everything")
+            )
         if view is not None and view.connected:
-            how = "no nodes"
+            how = sentence("no nodes")
             if view.leader is not None:
-                how = f"{len(view.members)} nodes, {process_of_member(view.leader)} leads"
+                how = sentence(
+                    "{nodes} nodes, {leader} leads",
+                    nodes=len(view.members), leader=process_of_member(view.leader),
+                )  # fmt: skip
             return HealthPart("zookeeper", "up", since_ms, how)
-        means = "when a node dies, its slots get no new owner: deputies fire them, 1 to 2 s late"
+        means = sentence(
+            "when a node dies, its slots get no new owner: deputies fire them, 1 to 2 s late"
+        )
         if self._reminders is None:
-            means = "when a node dies, the others' scanners take its shards, late by the tick"
-        return HealthPart("zookeeper", "down", since_ms, zookeeper_error or "is not reached", means)
+            means = sentence(
+                "when a node dies, the others' scanners take its shards, late by the tick"
+            )
+        return HealthPart(
+            "zookeeper", "down", since_ms, zookeeper_error or sentence("is not reached"), means
+        )
 
     def _health_of_loading(self, work_sources: WorkSources) -> HealthPart:
         age_s, horizon_s = work_sources.load_age_s, self._settings.timer.horizon_s
@@ -225,31 +249,55 @@ def health_of_reconciliation(
     reconcile = settings.reconcile
     nightly = reconcile.nightly != "none" and settings.has_timer
     if last is None:
-        means = f"the first run is at {reconcile.nightly} UTC; `toc nightly` does it now"
-        return HealthPart("reconciled", "up", None, "never", means) if nightly else None
-    found = f"disagreements: {last.disagreements}"
-    words = {
-        "repaired": f"{found}, all repaired",
-        "left": f"{found}, {last.repaired} repaired",
-        "unable": "not everything could be compared",
-    }
-    how = f"{_format_age(now_ms - last.ended_ms)} ago: {words.get(last.verdict, last.verdict)}"
+        means = sentence(
+            "the first run is at {at} UTC; `toc nightly` does it now", at=reconcile.nightly
+        )
+        return HealthPart("reconciled", "up", None, sentence("never"), means) if nightly else None
+    how = sentence(
+        "{ago} ago: {result}",
+        ago=_round_age(now_ms - last.ended_ms), result=_describe_verdict(last),
+    )  # fmt: skip
     if last.unclaimable:
-        jobs = f"{last.unclaimable} live jobs that no worker will claim"
-        how = f"{_format_age(now_ms - last.ended_ms)} ago: {jobs}"
-        means = (
-            f"they never run, or not in time: the newest report in {reconcile.directory} names them"
+        means = sentence(
+            "they never run, or not in time: the newest report in {directory} names them",
+            directory=reconcile.directory,
         )
         return HealthPart("reconciled", "degraded", None, how, means)
     if nightly and (last.whole_ms is None or now_ms - last.whole_ms > WHOLE_MS_MAX):
-        since = "" if last.whole_ms is None else f" for {_format_age(now_ms - last.whole_ms)}"
-        means = f"no run has compared everything{since}: see {LOG_FILE} on the node that leads"
+        means = sentence(
+            "no run has compared everything: see {log} on the node that leads", log=LOG_FILE
+        )
+        if last.whole_ms is not None:
+            means = sentence(
+                "no run has compared everything for {time}: see {log} on the node that leads",
+                time=_round_age(now_ms - last.whole_ms), log=LOG_FILE,
+            )  # fmt: skip
         return HealthPart("reconciled", "degraded", None, how, means)
     if last.verdict == "left":
         state: State = "degraded" if nightly else "up"
-        means = f"the newest report in {reconcile.directory} names jobs"
+        means = sentence(
+            "the newest report in {directory} names jobs", directory=reconcile.directory
+        )
         return HealthPart("reconciled", state, None, how, means)
     return HealthPart("reconciled", "up", None, how)
+
+
+def _describe_verdict(last: LastReconcileResult) -> str:
+    if last.unclaimable:
+        return sentence("{jobs} live jobs that no worker will claim", jobs=last.unclaimable)
+    found = last.disagreements
+    match last.verdict:
+        case "repaired":
+            return sentence("disagreements: {found}, all repaired", found=found)
+        case "left":
+            return sentence(
+                "disagreements: {found}, {repaired} repaired", found=found, repaired=last.repaired
+            )
+        case "unable":
+            return sentence("not everything could be compared")
+        case "agreed":
+            return sentence("agreed")
+    return last.verdict
 
 
 def health_of_last_night(
@@ -262,28 +310,39 @@ def health_of_last_night(
     """
     planned = settings.reconcile.nightly != "none"
     if last is None:
-        means = f"the first run is at {settings.reconcile.nightly} UTC"
-        return HealthPart("last_night", "up", None, "never", means) if planned else None
-    how = f"{_format_age(now_ms - last.ended_ms)} ago, after {last.seconds:g} s: "
+        first = sentence("the first run is at {at} UTC", at=settings.reconcile.nightly)
+        return HealthPart("last_night", "up", None, sentence("never"), first) if planned else None
     state: State = "degraded"
+    result = sentence("good")
+    means: str = ""
     if last.findings:
-        how += f"{last.findings} checks of tables failed"
-        means = "`toc nightly` fills their days again; the table checks and the log say which"
+        result = sentence("{checks} checks of tables failed", checks=last.findings)
+        means = sentence(
+            "`toc nightly` fills their days again; the table checks and the log say which"
+        )
     elif last.failed:
-        how += KILLED if last.failed == KILLED else f"failed: {last.failed.replace(' ', ', ')}"
-        means = f"`toc nightly` runs it again; see {LOG_FILE} on the node that led"
+        result = sentence("killed")
+        if last.failed != KILLED:
+            result = sentence("failed: {parts}", parts=last.failed.replace(" ", ", "))
+        means = sentence(
+            "`toc nightly` runs it again; see {log} on the node that led", log=LOG_FILE
+        )
     elif planned and (last.good_ms is None or now_ms - last.good_ms > WHOLE_MS_MAX):
-        how += "good"
-        means = f"the next run is late: see {LOG_FILE} on the node that leads"
+        means = sentence("the next run is late: see {log} on the node that leads", log=LOG_FILE)
     else:
-        state, means = "up", ""
-        how += "good"
+        state = "up"
+    how = sentence(
+        "{ago} ago, after {seconds:g} s: {result}",
+        ago=_round_age(now_ms - last.ended_ms), seconds=last.seconds, result=result,
+    )  # fmt: skip
     return HealthPart("last_night", state, None, how, means)
 
 
-def _format_age(ms: int) -> str:
+def _round_age(ms: int) -> Sentence:
     minutes = max(0, ms) // 60_000
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
+    if minutes < 120:
+        return sentence("{minutes} min", minutes=minutes)
+    return sentence("{hours} h", hours=minutes // 60)
 
 
 def overall_state(parts: Sequence[HealthPart]) -> State:

@@ -14,6 +14,7 @@ from toc.limits.keeper import SETTLE_MS
 from toc.node.health import HealthPart
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
+from toc.sentences import join_sentences, sentence
 from toc.store.databases import Databases
 from toc.store.declared_types import DeclaredTypeCache
 from toc.timer.limit_store import LimitStore, LimitUse
@@ -48,16 +49,28 @@ class TypeLimitUse:
     @property
     def text(self) -> str:
         """One line for people."""
+        return f"limits: {self.words}"
+
+    @property
+    def words(self) -> str:
+        """The line without its first word."""
         if self.use is None:
-            return "limits: each node takes its share, because Redis does not answer"
+            return sentence("each node takes its share, because Redis does not answer")
         if self.terms.per is not None:
-            return f"limits: {self.use.partitions} partitions in use"
+            return sentence("{number} partitions in use", number=self.use.partitions)
         parts = []
         if self.terms.concurrency is not None:
-            parts.append(f"{self.use.holders} of {self.terms.concurrency} run")
+            parts.append(
+                sentence("{jobs} of {most} run", jobs=self.use.holders, most=self.terms.concurrency)
+            )
         if self.starts_left is not None:
-            parts.append(f"{self.starts_left} of {self.terms.burst} starts left")
-        return f"limits: {', '.join(parts)}"
+            parts.append(
+                sentence(
+                    "{starts} of {most} starts left",
+                    starts=self.starts_left, most=self.terms.burst,
+                )
+            )  # fmt: skip
+        return join_sentences(parts, by_comma=True)
 
 
 def read_limit_use(settings: Settings, declared: DeclaredType | None) -> TypeLimitUse | None:
@@ -92,10 +105,12 @@ def health_of_limits(
         return
     shown = dict(sorted(types.items())[:TYPES_SHOWN_MAX])
     uses = _read_uses(settings, shown, reminders)
-    texts = [f"{name}: {use.text.removeprefix('limits: ')}" for name, use in uses.items()]
+    texts = [
+        sentence("{biz_type}: {use}", biz_type=name, use=use.words) for name, use in uses.items()
+    ]
     more = len(types) - len(shown)
-    texts += [f"and {more} more types"] if more else []
-    yield HealthPart("limits", "up", None, "; ".join(texts))
+    texts += [sentence("and {number} more types", number=more)] if more else []
+    yield HealthPart("limits", "up", None, join_sentences(texts))
 
 
 def _read_uses(

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from toc.errors import TocError
+from toc.errors import TocError, text_of
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
 from toc.runtime.server_clock import ClockOffset, ServerClock
 from toc.runtime.service import Service
+from toc.sentences import sentence
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,9 @@ class Probe(Service):
         except TocError as error:
             self._asked_s = None
             # A server with another schema or release does answer: its error says so.
-            text = str(error) if error.retryable else f"answers, and does not fit: {error}"
+            text = text_of(error)
+            if not error.retryable:
+                text = sentence("answers, and does not fit: {error}", error=text)
             self._record_result(ProbeResult(up=False, since_ms=self._answered_ms, error=text))
             return TICK_S if self.offsets else FIRST_TICK_S
         after_s = self._clock.monotonic_s()
@@ -109,7 +112,7 @@ class Probe(Service):
         if finding.up and asked_s is not None:
             waited_s = self._clock.monotonic_s() - asked_s
             if waited_s > PATIENCE_S:
-                error = f"no answer for {waited_s:.0f} s"
+                error = sentence("no answer for {seconds:.0f} s", seconds=waited_s)
                 return ProbeResult(up=False, since_ms=self._answered_ms, error=error)
         return finding
 

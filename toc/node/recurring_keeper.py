@@ -33,6 +33,7 @@ FORGET_CHECK_S, FORGET_PAGE = (
     1000,
 )  # old records of made times: how often, and how many at once
 DECLARE_AGAIN_S = 5.0
+DECLARE_S_MAX = 60.0  # of one step: each schedule may wait half a minute for a locked table
 DAY_MS = 86_400_000
 
 
@@ -123,13 +124,17 @@ class RecurringKeeper(Service):
         """Declares the schedules of this process' code and settings, until each was declared once.
 
         Only once: while a release is deployed, nodes with other definitions must not overwrite each other
-        all the time. The node that started last wins.
+        all the time. The node that started last wins. After DECLARE_S_MAX the others wait for the next step,
+        which begins with them.
         """
         if not self._undeclared or now_s < self._declare_s:
             return
         self._declare_s = now_s + DECLARE_AGAIN_S
-        left = []
-        for schedule in self._undeclared:
+        left: list[RecurringSchedule] = []
+        for number, schedule in enumerate(self._undeclared):
+            if number and self._clock.monotonic_s() - now_s > DECLARE_S_MAX:
+                left = [*self._undeclared[number:], *left]
+                break
             try:
                 done = self._changes.declare(
                     schedule, self._actor, "declared by a node that started"

@@ -18,6 +18,7 @@ from toc.errors import (
     SettingsError,
     TimerUnavailable,
     TocError,
+    text_of,
 )
 from toc.node.cluster_state import ClusterState, read_cluster_state
 from toc.node.health import (
@@ -31,6 +32,7 @@ from toc.node.limit_use import health_of_limits
 from toc.node.node import Node
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings
+from toc.sentences import Sentence, join_sentences, sentence
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
 from toc.store.due_pages import DuePages, DueRow, TypesExcept
@@ -161,8 +163,8 @@ class StatusReader:
         try:
             self._members = read_roster(self._settings)
         except (ClusterUnavailable, SettingsError) as error:
-            self._roster_failure = str(error)
-            return None, "" if isinstance(error, ClusterUnavailable) else str(error)
+            self._roster_failure = text_of(error)
+            return None, "" if isinstance(error, ClusterUnavailable) else text_of(error)
         return ClusterView([m.identity for m in self._members], connected=True), ""
 
     def _find_most_overdue_job(self) -> MostOverdue:
@@ -178,25 +180,32 @@ class StatusReader:
 
     def _health_of_overdue_job(self, found: MostOverdue) -> HealthPart:
         """How late the most overdue job is that no worker has taken: the most important part."""
-        silent, unknown = found.silent, ""
-        if silent:
-            unknown = f"not known: {', '.join(silent)} {'do' if silent[1:] else 'does'} not answer"
+        unknown: Sentence | None = None
+        if found.silent:
+            unknown = sentence(
+                "not known: {databases} do not answer" if found.silent[1:]
+                else "not known: {databases} does not answer",
+                databases=", ".join(found.silent),
+            )  # fmt: skip
         if found.job_id is None or found.shard is None:
-            how = unknown or "no job is overdue"
+            how = unknown or sentence("no job is overdue")
             return HealthPart("jobs", "degraded" if unknown else "up", None, how)
-        how = f"{found.late_s:.1f} s overdue: job {found.job_id}"
+        how = sentence(
+            "{late_s:.1f} s overdue: job {job_id}", late_s=found.late_s, job_id=found.job_id
+        )
         if unknown:
-            how += f"; of others {unknown}"
+            how = sentence("{job}; of others {unknown}", job=how, unknown=unknown)
         scanner, means = self._settings.scanner, ""
         late = found.late_s > scanner.grace_s + scanner.tick_s + LATE_S
         home = self._settings.routing.shard_of_hash(routing_bits_of(found.job_id))
         if late and home != found.shard:
-            means = (
-                f"it lies in {job_table_name(found.shard)}, a table that its id does not belong to, and "
-                "is never run there: `toc reconcile --repair` moves it"
+            means = sentence(
+                "it lies in {table}, a table that its id does not belong to, and is never run there: "
+                "`toc reconcile --repair` moves it",
+                table=job_table_name(found.shard),
             )
         elif late:
-            means = (
+            means = sentence(
                 "no worker takes it: are there any, with a handler for its type? (`toc job show`)"
             )
         return HealthPart("jobs", "degraded" if late or unknown else "up", None, how, means)
@@ -261,7 +270,8 @@ def health_of_pauses(pauses: Sequence[PauseInfo]) -> Iterator[HealthPart]:
     """Yields a part with all pauses, if there are any: no alarm, because a person wants them."""
     if pauses:
         since_ms = min(info.from_ms for info in pauses)
-        yield HealthPart("pauses", "up", since_ms, "; ".join(map(describe_pause, pauses)))
+        how = join_sentences([describe_pause(info) for info in pauses])
+        yield HealthPart("pauses", "up", since_ms, how)
 
 
 def read_reconciliation_health(settings: Settings, databases: Databases) -> Iterator[HealthPart]:
@@ -292,5 +302,8 @@ def check_foreign_members(settings: Settings, reminders: Reminders | None) -> It
         for member in reminders.find_foreign_members(topic, range(amount), FOREIGN_PER_QUEUE)
     ]
     if members:
-        how = f"{len(members)} members of queues are no job_id: {format_members(members)}"
+        how = sentence(
+            "{number} members of queues are no job_id: {members}",
+            number=len(members), members=format_members(members),
+        )  # fmt: skip
         yield HealthPart("queues", "degraded", None, how, FOREIGN_MEANS)

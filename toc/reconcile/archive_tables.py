@@ -58,7 +58,7 @@ JOBS = TableSpec(
 
 EVENTS = TableSpec(
     name="events",
-    version=1,
+    version=2,
     columns=pa.schema(
         [
             _required("event_id", NUMBER),
@@ -76,6 +76,7 @@ EVENTS = TableSpec(
             (BIZ_TYPE, TEXT),
             _required("database", INT),
             _required(DAY, pa.date32()),
+            ("claim_time", TIME),  # since version 2
         ]
     ),
     indexed=("event_id", "event_time", "job_id"),

@@ -21,8 +21,8 @@ JOBS, VIEWS = "toc_job_…", "toc_…s"
 """Placeholders for every job table, and for every view."""
 
 EVENT_COLUMNS = (
-    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
-    "run_id", "related_job_id",
+    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "claim_time", "actor",
+    "reason", "run_id", "related_job_id",
 )  # fmt: skip
 """The columns of an INSERT into `toc_event`. The server itself writes each event's number and account."""
 

@@ -549,7 +549,10 @@ class Claims:
         if kind is OutcomeKind.SNOOZE:
             return
         actor = process_of_token(outcome.token)
-        transition = TransitionEvent(what, Status.RUNNING, after, actor, outcome.error)
+        ends = not outcome.previous_token
+        transition = TransitionEvent(
+            what, Status.RUNNING, after, actor, outcome.error, ends_attempt=ends
+        )
         yield self._events[database.index].bind(table, outcome.job_id, transition)
         if kind is OutcomeKind.BURY:
             yield self._letters[database.index].bind(table, outcome.job_id, outcome.error)

@@ -23,8 +23,8 @@ from toc.store.schema import JOB, job_table_name
 from toc.store.sql_expressions import DayChecksum, SqlExpressions, expressions_of
 
 COLUMNS = (
-    "event_id", "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
-    "run_id", "related_job_id", "account",
+    "event_id", "event_time", "job_id", "what", "from_status", "to_status", "attempts", "claim_time",
+    "actor", "reason", "run_id", "related_job_id", "account",
 )  # fmt: skip
 """The columns that `EventReader.read_rows` reads: all that the table has."""
 
@@ -181,7 +181,8 @@ def _column_expressions(of: SqlExpressions) -> dict[str, str]:
         digits = of.unsigned.format(found[name])
         found[name] = f"CASE WHEN {found[name]} IS NOT NULL THEN {digits} END"
     # MySQL's zero dates become 0, as `ms_of_sql_time` makes them.
-    return found | {"event_time": f"COALESCE({of.ms.format('e.event_time')}, 0)"}
+    event_time = f"COALESCE({of.ms.format('e.event_time')}, 0)"
+    return found | {"event_time": event_time, "claim_time": of.ms.format("e.claim_time")}
 
 
 def _rows_sql(of: SqlExpressions) -> str:

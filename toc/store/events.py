@@ -18,11 +18,13 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    Integer,
     String,
     bindparam,
     case,
     insert,
     literal,
+    null,
     select,
 )
 
@@ -38,7 +40,8 @@ from toc.store.verb import Statement
 c = JOB.c
 ERROR_CHARS_MAX = 4000  # characters of the error's text in a dead letter
 _EVENT_COLUMNS = (
-    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "actor", "reason",
+    "event_time", "job_id", "what", "from_status", "to_status", "attempts", "claim_time", "actor",
+    "reason",
 )  # fmt: skip
 LETTER_COLUMNS = (
     "job_id", "biz_id", "biz_text", "tenant", "type_no", "attempts", "error", "dead_time",
@@ -52,7 +55,8 @@ class TransitionEvent:
     """A transition of a job that `actor` made. `reason` is cut at `argument_checks.REASON_CHARS_MAX`.
 
     run_id: the run of `toc admin` or `toc reconcile` that made the transition. related_job_id: the job that
-    replaces the changed job.
+    replaces the changed job. ends_attempt: an attempt ends at this moment; its event gets the claim_time of
+    the row. False for a lost lease too: nobody knows when that attempt ended.
     """
 
     what: str
@@ -62,6 +66,7 @@ class TransitionEvent:
     reason: str | None = None
     run_id: str | None = None
     related_job_id: int | None = None
+    ends_attempt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class RepairEvent:
     run_id: str | None = None
     related_job_id: int | None = None
     what: ClassVar[str] = REPAIR
+    ends_attempt: ClassVar[bool] = False
 
 
 def record_transition_events(
@@ -100,7 +106,9 @@ class EventStatement:
     def __init__(self, database: Database) -> None:
         before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
         after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
-        rows = select(db_now(), c.job_id, *before, c.attempts, *after).where(c.job_id.in_(IDS))
+        began = case((bindparam("ends_attempt", type_=Integer()) == 1, c.claim_time))
+        rows = select(db_now(), c.job_id, *before, c.attempts, began, *after)
+        rows = rows.where(c.job_id.in_(IDS))
         statement = insert(database.event).from_select(_EVENT_COLUMNS, rows)
         self._compiled = CompiledStatement(statement, database.engine.dialect, if_changed=True)
 
@@ -112,6 +120,7 @@ class EventStatement:
             what=str(transition.what),
             from_status=int(transition.from_status),
             to_status=int(transition.to_status),
+            ends_attempt=int(transition.ends_attempt),
             actor=transition.actor,
             reason=_cut_reason(transition.reason),
         )
@@ -160,8 +169,9 @@ def _insert_events(
 ) -> None:
     event = database.event.c
     columns = [*_EVENT_COLUMNS, "run_id", "related_job_id"]
+    began = c.claim_time if source.ends_attempt else null()
     rows = select(
-        db_now(), c.job_id, literal(source.what), *statuses, c.attempts, literal(source.actor), reason,
+        db_now(), c.job_id, literal(source.what), *statuses, c.attempts, began, literal(source.actor), reason,
         literal(source.run_id, String()), literal(source.related_job_id, event.related_job_id.type),
     ).where(condition)  # fmt: skip
     execute_on_shard(connection, shard, insert(database.event).from_select(columns, rows))
@@ -172,7 +182,8 @@ def read_events(database: Database, job_id: int, limit: int) -> list[Event]:
     event = database.event.c
     query = (
         select(event.event_time, event.what, event.from_status, event.to_status, event.attempts,
-               event.actor, event.reason, event.account, event.run_id, event.related_job_id)
+               event.actor, event.reason, event.account, event.run_id, event.related_job_id,
+               event.claim_time)
         .where(event.job_id == job_id)
         .order_by(event.event_id.desc())
         .limit(limit)

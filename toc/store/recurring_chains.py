@@ -317,8 +317,9 @@ class RecurringChains:
         execute_on_shard(connection, shard, change)
         what = "cancel" if job.status is Status.PENDING else "drop"
         event = TransitionEvent(
-            what, job.status, Status.CANCELLED, actor or self.jobs.actor, reason
-        )
+            what, job.status, Status.CANCELLED, actor or self.jobs.actor, reason,
+            ends_attempt=what == "drop",
+        )  # fmt: skip
         record_transition_events(connection, database, shard, is_it, event)
 
     def _shard_of(self, job_id: int) -> int:

@@ -153,6 +153,7 @@ def event_table(metadata: MetaData) -> Table:
         Column("from_status", SmallInteger, nullable=False),
         Column("to_status", SmallInteger, nullable=False),
         Column("attempts", SmallInteger, nullable=False),
+        Column("claim_time", DatetimeAsMillis),
         Column("actor", utf8_varchar(96), nullable=False),
         Column("reason", utf8_text()),
         Column("run_id", ascii_varchar(32)),

@@ -27,7 +27,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     EVENTS: (
         "event_id", "event_time", "job_id", "what", "from_status", "from_name", "to_status", "to_name",
-        "attempts", "actor", "reason", "run_id", "related_job_id", "account",
+        "attempts", "claim_time", "actor", "reason", "run_id", "related_job_id", "account",
     ),
     PURGES: (
         "day", "type_no", "biz_type", "status", "status_name", "jobs", "first_id", "last_id",
@@ -68,8 +68,8 @@ def _status_name_sql(column: str) -> str:
 EVENTS_SELECT = (
     "SELECT e.event_id, e.event_time, e.job_id, e.what, "
     f"e.from_status, {_status_name_sql('e.from_status')} AS from_name, "
-    f"e.to_status, {_status_name_sql('e.to_status')} AS to_name, e.attempts, e.actor, e.reason, "
-    "e.run_id, e.related_job_id, e.account "
+    f"e.to_status, {_status_name_sql('e.to_status')} AS to_name, e.attempts, e.claim_time, "
+    "e.actor, e.reason, e.run_id, e.related_job_id, e.account "
     "FROM toc_event AS e"
 )
 

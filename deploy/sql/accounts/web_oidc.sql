@@ -9,7 +9,7 @@ GRANT INSERT, UPDATE ON `toc`.`toc_job_0000` TO 'toc_web_oidc'@'%';
 GRANT INSERT, UPDATE ON `toc`.`toc_job_0001` TO 'toc_web_oidc'@'%';
 GRANT INSERT ON `toc`.`toc_biz_type` TO 'toc_web_oidc'@'%';
 GRANT INSERT, DELETE ON `toc`.`toc_dead_job` TO 'toc_web_oidc'@'%';
-GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, actor, reason, run_id, related_job_id) ON `toc`.`toc_event` TO 'toc_web_oidc'@'%';
+GRANT INSERT (event_time, job_id, what, from_status, to_status, attempts, claim_time, actor, reason, run_id, related_job_id) ON `toc`.`toc_event` TO 'toc_web_oidc'@'%';
 GRANT INSERT ON `toc`.`toc_arrival` TO 'toc_web_oidc'@'%';
 GRANT INSERT, UPDATE, DELETE ON `toc`.`toc_recurring` TO 'toc_web_oidc'@'%';
 GRANT INSERT, DELETE ON `toc`.`toc_occurrence` TO 'toc_web_oidc'@'%';
