@@ -19,6 +19,7 @@ from tests.cli.processes import POLL_SECONDS, Process, running
 from tests.deep import deep
 from tests.operations.alert_rules import (
     PROMETHEUS,
+    ROOT,
     dashboards,
     parts_without_threshold,
     read_alerts,
@@ -30,6 +31,7 @@ from tests.servers.redis import start_redis
 from tests.table import add_line
 from toc.webhooks.secret_box import new_key_line
 
+SCALED_OBJECT = ROOT / "deploy/kubernetes/overlays/production/scaledobject.yaml"
 LOAD_S_MIN = 30.0  # so that rates are those of the load
 DATA_S_MAX = 180.0
 SERIES_SHOWN = 3
@@ -166,7 +168,9 @@ def all_expressions() -> list[str]:
         part for alert in read_alerts().values() for part in parts_without_threshold(alert["expr"])
     ]
     panels = [panel for _, _, panels in dashboards().DASHBOARDS.values() for panel in panels]
-    return [*alerts, *(expression for panel in panels for expression in panel.lines.values())]
+    (trigger,) = yaml.safe_load(SCALED_OBJECT.read_text("utf-8"))["spec"]["triggers"]
+    shown = [expression for panel in panels for expression in panel.lines.values()]
+    return [*alerts, *shown, trigger["metadata"]["query"]]
 
 
 @deep

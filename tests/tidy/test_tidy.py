@@ -309,6 +309,20 @@ def test_all_that_is_installed_and_what_builds_it_is_pinned_by_hash() -> None:
         assert "--require-hashes" in install or "--editable ." in install
 
 
+def test_the_audit_looks_up_all_that_is_installed() -> None:
+    """`make audit` reads requirements-all.lock: the two others have parts of it, in the same versions."""
+    root = Path(__file__).parents[2]
+    pins = {
+        lock.name: set(
+            re.findall(r"^([\w.-]+)(?:\[[\w,-]+\])?==(\S+)", lock.read_text(), re.MULTILINE)
+        )
+        for lock in root.glob("requirements*.lock")
+    }
+    for name in ("requirements.lock", "requirements-spark.lock"):
+        assert len(pins[name]) > 30
+        assert pins[name] - pins["requirements-all.lock"] == set(), "run `make lock`"
+
+
 # ---- names
 
 SHARED_CLASS_NAMES_MAX = 5
