@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.engines import library_on
 from tests.contract.library import Library
+from tests.deep import ALL
 from tests.integration.world import World
 from tests.reconcile.damage import Town
 from tests.servers import Server, ServerUnavailableError, start_redis
@@ -64,6 +65,7 @@ SPARK = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
 }
 
 
@@ -81,7 +83,11 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """A standalone cluster. One process runs all tests with one (tests/balance.py)."""
+    """A standalone cluster. One process runs all tests with one (tests/balance.py).
+
+    A second worker is only for tests that kill executors, which are deep: it costs a Java machine.
+    """
     pytest.importorskip("pyspark")
-    with spark_cluster(tmp_path_factory.mktemp("spark") / "cluster") as cluster:
+    directory = tmp_path_factory.mktemp("spark") / "cluster"
+    with spark_cluster(directory, workers=2 if ALL else 1) as cluster:
         yield cluster
