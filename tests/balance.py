@@ -1,5 +1,8 @@
 """Shares the tests out among the processes of `make test`: the files that take longest begin first.
 
+Most tests wait more than they compute. Those that only compute (COMPUTING) are spread over the whole run:
+otherwise they would overload the processors first, and leave them idle later.
+
 `durations.json` holds how many seconds each file took; `make durations` measures them anew. All tests of a
 file run in one process, because its fixtures are made once per process. The test functions of a file in
 SPLIT_S or more are shared out one by one, because no file may take as long as the whole run.
@@ -10,8 +13,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
@@ -43,6 +48,10 @@ SPARK_UNITS = {
 
 SPARK_TEST_S = 480
 
+COMPUTING = ("tests/simulation/test_simulation.py", "tests/model/test_model.py")
+COMPUTING_PARTS = 16
+"""Each of these files is divided into so many units: its tests share only processes that they start."""
+
 WRITE = "TOC_TEST_DURATIONS"
 """The environment variable that makes a run write `durations.json`: `make durations` sets it."""
 
@@ -60,12 +69,35 @@ def seconds_of(nodeid: str) -> float:
 
 
 def unit_of(nodeid: str) -> str:
-    """What one process runs: a file, or a function of a file that takes long, or all files of a unit."""
+    """What one process runs: a file, a function or part of a file that takes long, or all files of a unit."""
     file = file_of(nodeid)
+    if file in COMPUTING:
+        return f"{file} {part_of(nodeid)}"
     for unit, files in SPARK_UNITS.items():
         if file in files:
             return unit
     return nodeid.partition("[")[0] if seconds_of(nodeid) >= SPLIT_S else file
+
+
+def part_of(nodeid: str) -> int:
+    return crc32(nodeid.encode()) % COMPUTING_PARTS
+
+
+def places_of(nodeids: Sequence[str]) -> dict[str, float]:
+    """Where each of these tests comes in the run: the seconds of all others that come before, in one row."""
+    tests = Counter(map(file_of, nodeids))
+    passed_s, places = 0.0, dict[str, float]()
+    for nodeid in sorted(nodeids, key=lambda each: (-seconds_of(each), file_of(each))):
+        file = file_of(nodeid)
+        if file not in COMPUTING:
+            places.setdefault(file, passed_s)
+            passed_s += seconds_of(nodeid) / tests[file]
+    return {
+        nodeid: passed_s * (part_of(nodeid) + 0.5) / COMPUTING_PARTS
+        if file_of(nodeid) in COMPUTING
+        else places[file_of(nodeid)]
+        for nodeid in nodeids
+    }
 
 
 class LongestFirst(LoadScopeScheduling):
@@ -81,14 +113,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first; tests that run alone come last, so that they interrupt nothing.
+    """Longest first, what computes in between; what runs alone comes last, so that it interrupts nothing.
 
     Tests with Spark have more time: after one that was interrupted no other can use the session.
     """
     for item in items:
         if unit_of(item.nodeid) in SPARK_UNITS and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_S))
-    items.sort(key=lambda item: (is_alone(item), -seconds_of(item.nodeid), file_of(item.nodeid)))
+    places = places_of([item.nodeid for item in items if not is_alone(item)])
+    items.sort(
+        key=lambda item: (
+            is_alone(item),
+            places.get(item.nodeid, -seconds_of(item.nodeid)),
+            file_of(item.nodeid),
+        )
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

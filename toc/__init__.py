@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     cancel = _center.cancel
     reschedule = _center.reschedule
     redrive = _center.redrive
+    discard = _center.discard
     run_now = _center.run_now
     pause = _center.pause
     resume = _center.resume
@@ -105,9 +106,9 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _VERBS = (
-    "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "run_now",
-    "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close", "wait",
-    "countdown", "arrive", "debounce", "recur", "recurring", "every", "types",
+    "schedule", "schedule_many", "schedule_each", "place", "cancel", "reschedule", "redrive", "discard",
+    "run_now", "pause", "resume", "pauses", "get", "find", "dead", "handler", "hooks", "complete", "close",
+    "wait", "countdown", "arrive", "debounce", "recur", "recurring", "every", "types",
 )  # fmt: skip
 _center_lock = threading.Lock()
 
@@ -146,7 +147,7 @@ __all__ = [
     "SchemaMismatch", "ServerUnavailable", "Settings", "SettingsError", "Snooze", "StatementFailed",
     "Status", "StoreUnavailable", "TimeoutCenter", "TimerUnavailable", "TocError", "TooManyCalls",
     "TypeInfo", "TypedHandler", "Unauthenticated", "WrongDatabase", "arrive", "cancel", "close", "complete",
-    "connect", "countdown", "current_job", "dead", "debounce", "every", "find", "get", "handler",
+    "connect", "countdown", "current_job", "dead", "debounce", "discard", "every", "find", "get", "handler",
     "hooks", "load_settings", "pause", "pauses", "place", "recur", "recurring", "redrive",
     "reschedule", "resume", "run_now", "schedule", "schedule_each", "schedule_many", "types", "wait",
 ]  # fmt: skip

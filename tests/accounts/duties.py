@@ -64,7 +64,7 @@ def client(place: Place, url: str) -> None:
     """Every verb of the API that changes something."""
     library = as_administrator(place)
     try:
-        dead = library.dead(biz_id=9)
+        dead, unwanted = library.dead(biz_id=9), library.dead(biz_id=10)
     finally:
         library.close()
     name = new_type()
@@ -79,6 +79,7 @@ def client(place: Place, url: str) -> None:
         assert center.find(5)
         assert center.get(ids[1]) is not None
         assert center.redrive(dead, reason="mended")
+        assert center.discard(unwanted, reason="nobody wants it")
         assert center.cancel(dead)
         counted = center.countdown(1, count=1, deadline=LATER, biz_type=name)
         assert center.arrive("one", job_id=counted) == "completed"

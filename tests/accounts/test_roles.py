@@ -29,7 +29,7 @@ Under = Callable[[str], None]
 
 def test_the_commands_of_an_operator(place: Place, under: Under, toc: Toc) -> None:
     library = as_administrator(place)
-    dead = [library.dead(biz_id=n) for n in (9, 10)]
+    dead = [library.dead(biz_id=n) for n in (9, 10, 12, 13)]
     misfit = library.pending(biz_id=11, in_ms=3_600_000)
     library.close()
     put_into_another_shard(place, misfit)
@@ -43,6 +43,8 @@ def test_the_commands_of_an_operator(place: Place, under: Under, toc: Toc) -> No
     assert toc("admin", "postpone", "--where", "biz_id = 3", "--by", "1h", *sure).code == 0
     assert toc("admin", "redrive", "--where", "biz_id = 9", *sure).code == 0
     assert toc("dead", "redrive", dead[1]).code == 0
+    assert toc("admin", "discard", "--where", "biz_id = 12", *sure).code == 0
+    assert toc("dead", "discard", dead[3]).code == 0
     assert toc("explain", dead[0]).code == 0
     for command in ("status", "doctor", "slots"):
         said = toc(command)

@@ -70,9 +70,10 @@ def test_a_dry_run_counts_and_changes_nothing(desk: Desk) -> None:
     assert sum(n.matched for n in found.shards.values()) == 12
     assert 1 <= len(found.examples) <= 5
     assert {job.job_id for job in found.examples} <= set(near)
-    redriven = desk.count(order("redrive", "status <> 1"))
-    assert (redriven.total.matched, redriven.total.reached) == (14, 2)
-    assert {job.job_id for job in redriven.examples} <= set(dead)
+    for verb in ("redrive", "discard"):
+        of_dead = desk.count(order(verb, "status <> 1"))
+        assert (of_dead.total.matched, of_dead.total.reached) == (14, 2)
+        assert {job.job_id for job in of_dead.examples} <= set(dead)
     to_ms = library.now_ms + 10 * MINUTE
     postponed = desk.count(order("postpone", to_ms=to_ms))
     assert (postponed.total.matched, postponed.total.reached) == (
@@ -259,6 +260,37 @@ def test_superseded_jobs_stay_dead_and_do_not_stop_their_page(
     assert [event.what for event in desk.events(held)] == ["bury"]
 
 
+# ---- discard
+
+
+@pytest.mark.parametrize("is_racing", [False, True])
+def test_discard_cancels_the_dead_and_their_letters_go(desk: Desk, is_racing: bool) -> None:
+    """The page is changed at once; if one of it is dead no more, the rows are locked and read first."""
+    library = desk.library
+    dead = [library.dead(biz_id=4 * number) for number in range(6)]
+    report = library.dead(type_no=library.report_no)
+    live = library.pending(biz_id=4)
+    redriven = dead[:1] if is_racing else []
+    before = [library.row(job_id) for job_id in (report, live)]
+    library.clock.advance(60)
+
+    def redrive() -> None:
+        for job_id in redriven:
+            assert library.jobs.redrive(job_id, library.now_ms)
+
+    progress = desk.run(order("discard", "biz_type = 'order.close'"), chosen=redrive)
+    assert totals(progress) == (6 - len(redriven), 0, 0, len(redriven))
+    for job_id in dead[len(redriven) :]:
+        row = library.row(job_id)
+        assert (row.status, row.due_ms, row.attempts) == (C, None, 1)
+        discarded = Event(row.modified_ms, "discard", D, C, 1, ANN, WHY, run_id=RUN)
+        assert desk.events(job_id)[1:] == [discarded]
+        assert library.jobs.redrive(job_id, library.now_ms) == "already_cancelled"
+    assert desk.statuses(redriven) == [P] * len(redriven)
+    assert [library.row(job_id) for job_id in (report, live)] == before
+    assert [letter.job_id for letter in library.jobs.read_dead_letters(10)] == [report]
+
+
 # ---- whose set it is
 
 
@@ -375,10 +407,10 @@ def stopping_after(pages: int) -> tuple[Callable[[], bool], Callable[[int], None
     return lambda: len(seen) >= pages, seen.append
 
 
-@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
+@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive", "discard"])
 def test_an_interrupted_run_has_exact_counts_and_goes_on(desk: Desk, verb: str) -> None:
     library = desk.library
-    make = library.dead if verb == "redrive" else library.pending
+    make = library.dead if verb in ("redrive", "discard") else library.pending
     ids = [make(biz_id=number) for number in range(20)]
     due = {job_id: library.row(job_id).due_ms for job_id in ids}
     fields = {"by_ms": HOUR} if verb == "postpone" else {}
@@ -394,7 +426,7 @@ def test_an_interrupted_run_has_exact_counts_and_goes_on(desk: Desk, verb: str) 
     again = desk.run(order(verb, run=wanted.run, again=True, **fields))
     counts = totals(again)
     assert counts[0] == 20 - len(done)
-    # What is cancelled or redriven does not match any more; what was postponed does.
+    # What is cancelled, redriven or discarded does not match any more; what was postponed does.
     assert counts[1] == (len(done) if verb == "postpone" else 0)
     for job_id in ids:
         assert len([event for event in desk.events(job_id) if event.actor == ANN]) == 1
@@ -434,12 +466,12 @@ def test_it_stops_while_it_looks(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("per_second", [500, FAST])
-@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
+@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive", "discard"])
 def test_a_commit_whose_answer_was_lost_is_counted_once(
     desk: Desk, verb: str, per_second: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = desk.library
-    make = library.dead if verb == "redrive" else library.pending
+    make = library.dead if verb in ("redrive", "discard") else library.pending
     ids = [make(biz_id=4 * number) for number in range(10)]
     due = [library.row(job_id).due_ms for job_id in ids]
     monkeypatch.setattr(changes_module, "IDS_MAX", 4)
@@ -585,11 +617,11 @@ def test_a_dropped_table(desk: Desk, moment: str) -> None:
     assert progress.databases == {} or progress.databases[0].unsure == []
 
 
-@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive"])
+@pytest.mark.parametrize("verb", ["cancel", "postpone", "redrive", "discard"])
 def test_redis_may_be_away(library: Library, verb: str) -> None:
     world = World(library, f"redis://127.0.0.1:{free_port()}/0", connect_timeout_s=1)
     desk = Desk(world)
-    make = library.dead if verb == "redrive" else library.pending
+    make = library.dead if verb in ("redrive", "discard") else library.pending
     ids = [make(biz_id=number) for number in range(6)]
     try:
         progress = desk.run(order(verb, **{"by_ms": HOUR} if verb == "postpone" else {}))

@@ -194,7 +194,7 @@ def test_wrong_input_is_one_line_and_changes_nothing(
 def test_a_group_alone_shows_its_help(toc: Toc) -> None:
     result = toc("admin")
     assert result.code == 0
-    assert all(word in result.out for word in ("cancel", "postpone", "redrive"))
+    assert all(word in result.out for word in ("cancel", "postpone", "redrive", "discard"))
 
 
 # ---- servers and tables that are away
@@ -373,6 +373,28 @@ def test_the_dead_are_redriven_for_a_reason(toc: Toc, tmp_path: Path) -> None:
     assert toc("dead", "redrive", job_id, "--reason", "fixed").code == 0
     sql = "SELECT what, actor, reason FROM toc_event"
     assert rows(tmp_path, sql) == [("redrive", ME, "fixed")]
+
+
+def test_the_dead_are_discarded_by_a_filter(toc: Toc, tmp_path: Path) -> None:
+    ids = schedule(toc, 4)
+    rows(tmp_path, "UPDATE # SET status = 4, due_time = NULL WHERE biz_id < 3")
+    letter = "job_id, biz_id, type_no, attempts"
+    rows(
+        tmp_path,
+        f"INSERT INTO toc_dead_job ({letter}, error, dead_time) "
+        f"SELECT {letter}, 'it failed', gmt_modified FROM # WHERE status = 4",
+    )
+    where = ("--where", "biz_id > 0")
+    counted = toc("admin", "discard", *where)
+    assert "3 match, 2 of them can be changed (dead)" in counted.out
+    done = toc("admin", "discard", *where, "--reason", "INC-2", "--yes", "--json")
+    assert (done.code, done.json["verb"], done.json["changed"]) == (0, "discard", 2)
+    sql = "SELECT job_id, what, from_status, to_status, reason FROM toc_event"
+    assert sorted(rows(tmp_path, sql)) == sorted(
+        (int(job_id), "discard", 4, 3, "INC-2") for job_id in ids[1:3]
+    )
+    assert toc("dead", "list", "--json").json["dead"][0]["job_id"] == ids[0]
+    assert toc("explain", ids[1]).code == 0
 
 
 def test_a_person_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

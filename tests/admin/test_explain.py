@@ -281,7 +281,10 @@ def test_dead_and_redriven(desk: Desk) -> None:
     desk.library.settle_as(OutcomeKind.BURY, job_id, TOKEN, error="no luck\nat line 5")
     forget(desk, job_id)
     desk.library.clock.advance(60)
-    words = "dead 1m 0s ago, after 1 attempt; `toc dead redrive` makes it pending again"
+    words = (
+        "dead 1m 0s ago, after 1 attempt; `toc dead redrive` makes it pending again, "
+        "`toc dead discard` cancels it"
+    )
     found = says(desk, job_id, True, words)
     assert found.record is not None
     assert found.record.letter is not None

@@ -9,6 +9,7 @@ from tests.bench.idling import idle
 from tests.bench.purging import purge
 from tests.bench.reconciling import reconcile
 from tests.bench.starting import start
+from tests.bench.tracing import trace
 from toc.bench.child_node import wall_ms
 from toc.bench.common import BenchOptions
 from toc.bench.report import BenchReport
@@ -24,6 +25,7 @@ ALL_CASES = {
     "start": start,
     "purge": purge,
     "reconcile": reconcile,
+    "tracing": trace,
 }
 NO_BASELINE = "SQLite: there is no baseline to compare with, it is made of MySQL's statements"
 STOCK_PART = 20_000

@@ -78,6 +78,9 @@ VARIANTS = (
 )
 """Those with the same suffix stand side by side in one file."""
 
+WIDEST = Variant("-4k", 3840, 2160, "en", "light")
+"""Only the page Now: it may stand on a wall. The picture has half its size."""
+
 
 class Scene(NamedTuple):
     """What the pictures show."""
@@ -243,6 +246,11 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
                 if not show(page, path):
                     continue
                 found[f"{name_of(path)}{variant.suffix}"].append(take_picture(page, variant))
+    with visitor(
+        browser, scene.site, scene.token, viewport={"width": WIDEST.width, "height": WIDEST.height}
+    ) as page:  # fmt: skip
+        show(page, "/ui/")
+        found[f"now{WIDEST.suffix}"].append(take_picture(page, WIDEST).reduce(2))
     scene.redis.stop()
     with visitor(
         browser, scene.site, scene.token, viewport={"width": 1280, "height": 1000}

@@ -74,7 +74,7 @@ def test_a_form_never_becomes_the_form_of_another_button(shop: Shop, page: Page)
     shop.center.run_now(job_id)
     shop.wait_for_status("DEAD", job_id)
     refresh(page)
-    redrive = page.locator("details.verb")
+    redrive = page.locator("details.verb", has_text="Redrive")
     expect(redrive).to_contain_text("Redrive")
     assert redrive.get_attribute("open") is None
     expect(redrive.get_by_label("Why")).to_have_value("")

@@ -27,6 +27,7 @@ from toc.errors import (
 )
 from toc.testing import (
     CancelAnswered,
+    DiscardAnswered,
     Entry,
     Journal,
     Redriven,
@@ -184,6 +185,13 @@ class Calls:
         with self._open(Redriven(job_id, "", asked_ms, asked_ms)):
             answer = self._answered(lambda: self.center.redrive(job_id))
             self.journal.write(Redriven(job_id, answer, asked_ms, self.now()))
+        return answer
+
+    def discard(self, job_id: int) -> str:
+        asked_ms = self.now()
+        with self._open(DiscardAnswered(job_id, "", asked_ms, asked_ms)):
+            answer = self._answered(lambda: self.center.discard(job_id))
+            self.journal.write(DiscardAnswered(job_id, answer, asked_ms, self.now()))
         return answer
 
     # ---- death

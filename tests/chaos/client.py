@@ -57,6 +57,7 @@ BULK_MAX = 2000
 BURST = 2.5  # times the rate
 TOUCHED = 0.02  # of the jobs in bulk somebody cancels or postpones so many
 REDRIVE_S = 3.0
+DISCARDED = 0.25  # of the dead jobs that are changed
 CLERKS = 3
 PULL_PART = 0.25  # of the rate of single jobs: by each clerk of pull types
 PULL_BULK = 20
@@ -266,14 +267,18 @@ def ahead_s(rng: random.Random, near_s: float) -> float:
     return rng.uniform(0.2, 4) if rng.random() < 0.9 else near_s + rng.uniform(-1, 2)
 
 
-def run_redrives(calls: Calls, rng: random.Random, ended: threading.Event) -> None:
+def run_changes_of_dead(calls: Calls, rng: random.Random, ended: threading.Event) -> None:
+    """Redrives and discards dead jobs; the clients meet at the same few."""
     while not ended.wait(REDRIVE_S):
         try:
             dead = calls.center.dead(50, STUBBORN)
         except StoreUnavailable:
             continue
         for job in rng.sample(dead, min(2, len(dead))):
-            calls.redrive(job.job_id)
+            if rng.random() < DISCARDED:
+                calls.discard(job.job_id)
+            else:
+                calls.redrive(job.job_id)
 
 
 def guarded(act: Callable[[], None]) -> Callable[[], None]:
@@ -335,7 +340,7 @@ def main(plan: dict[str, Any]) -> None:
         lambda: run_bulk(
             calls, rngs[-1], plan["bulk"], first + CLERKS * span, clerks, ended, resting
         ),
-        lambda: run_redrives(calls, rngs[-2], ended),
+        lambda: run_changes_of_dead(calls, rngs[-2], ended),
     ]
     threads = [threading.Thread(target=guarded(act), daemon=True) for act in acts]
     for thread in threads:

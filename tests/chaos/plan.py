@@ -93,7 +93,7 @@ SHORT = Scale(1, 4, (1, 2.5), 0.5, 0.1, bulk=120, singles=15, session_s=1, horiz
 
 BULK = "chaos.bulk"
 MOODY = "chaos.moody"  # fails in its first attempts
-STUBBORN = "chaos.stubborn"  # fails until a moment, and is dead before that; somebody redrives it
+STUBBORN = "chaos.stubborn"  # fails until a moment, and is dead before that; somebody redrives or discards it
 SLOW = "chaos.slow"  # returns beyond its timeout, within its lease
 LENGTHY = "chaos.lengthy"  # takes longer than a lease, which is renewed meanwhile
 ASYNC = "chaos.async"  # its first attempt is cut short by its timeout

@@ -1,6 +1,7 @@
 """Every command that answers: for people, as JSON, and with its exit code."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -228,7 +229,30 @@ def test_the_dead_are_listed_and_redriven(toc: Toc) -> None:
     assert toc("dead", "redrive", "--all", "--type", "doomed", "--yes").out == "no dead jobs\n"
 
 
-def test_redriving_a_type_is_bounded_and_asks(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dead_are_discarded(toc: Toc) -> None:
+    ids = bury(toc, range(4))
+    one = toc("dead", "discard", ids[0], "--reason", "nobody wants it")
+    assert (one.code, one.out.splitlines()[-1]) == (0, "1 cancelled")
+    again = toc("dead", "discard", ids[0], ids[1], "--json")
+    assert again.code == 1
+    assert again.json["counts"] == {"already_cancelled": 1, "cancelled": 1}
+    rest = toc("dead", "discard", "--all", "--type", "doomed")
+    assert (rest.code, rest.err) == (
+        2,
+        "toc: this asks first, and there is no terminal: add --yes\n",
+    )
+    assert [status(toc, job_id) for job_id in ids] == ["cancelled"] * 2 + ["dead"] * 2
+    rest = toc("dead", "discard", "--all", "--type", "doomed", "--yes", "--json")
+    assert (rest.code, rest.json["counts"]) == (0, {"cancelled": 2})
+    assert toc("dead", "list").out == "no dead jobs\n"
+    assert toc("dead", "redrive", ids[0]).code == 1
+    assert [status(toc, job_id) for job_id in ids] == ["cancelled"] * 4
+
+
+@pytest.mark.parametrize("verb", ["redrive", "discard"])
+def test_changing_the_dead_of_a_type_is_bounded_and_asks(
+    toc: Toc, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = bury(toc, range(3))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     asked: list[str] = []
@@ -240,12 +264,13 @@ def test_redriving_a_type_is_bounded_and_asks(toc: Toc, monkeypatch: pytest.Monk
         raise typer.Abort
 
     monkeypatch.setattr("typer.confirm", refuse)
-    result = toc("dead", "redrive", "--all", "--type", "doomed", "--limit", 2)
+    result = toc("dead", verb, "--all", "--type", "doomed", "--limit", 2)
     assert (result.code, result.err) == (1, "toc: aborted\n")
-    assert asked == ["Redrive 2 dead jobs of type doomed?"]
-    result = toc("dead", "redrive", "--all", "--type", "doomed", "--limit", 2, "--yes", "--json")
-    assert result.json["counts"] == {"redriven": 2}
-    assert sorted(status(toc, job_id) for job_id in ids) == ["dead", "pending", "pending"]
+    assert asked == [f"{verb.title()} 2 dead jobs of type doomed?"]
+    result = toc("dead", verb, "--all", "--type", "doomed", "--limit", 2, "--yes", "--json")
+    answer, then = ("redriven", "pending") if verb == "redrive" else ("cancelled", "cancelled")
+    assert result.json["counts"] == {answer: 2}
+    assert Counter(status(toc, job_id) for job_id in ids) == {"dead": 1, then: 2}
 
 
 def test_slots(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:

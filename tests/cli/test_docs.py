@@ -12,8 +12,8 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
 COMMON = {"--help", "--json", "--verbose", "--log-json"}
 COMMANDS = ["dev", "web", "worker", "migrate", "schedule", "cancel", "reschedule", "countdown", "arrive",
             "pause", "resume", "pauses",
-            "job show", "dead list", "dead redrive", "explain", "admin cancel", "admin postpone",
-            "admin redrive", "sql",
+            "job show", "dead list", "dead redrive", "dead discard", "explain", "admin cancel",
+            "admin postpone", "admin redrive", "admin discard", "sql",
             "reconcile", "spark pack", "types declare", "types list", "types show", "types set",
             "types apply", "types forget", "types key", "recurring add", "recurring list", "recurring next",
             "recurring run", "recurring pause", "recurring resume", "recurring remove",

@@ -42,6 +42,8 @@ USAGE = [
     ("dead", "redrive"),
     ("dead", "redrive", "--all"),
     ("dead", "redrive", "1", "--all", "--type", "t"),
+    ("dead", "discard"),
+    ("dead", "discard", "--all"),
     ("slots", "--nope"),
     ("settings", "--markdown", "--json"),
     ("worker", "--http-port", "99999"),
@@ -84,6 +86,7 @@ ALL = [
     ("job", "show", "1"),
     ("dead", "list"),
     ("dead", "redrive", "1"),
+    ("dead", "discard", "1"),
     ("slots",),
     ("migrate",),
 ]

@@ -6,14 +6,18 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from toc.cli import logs
-from toc.cli.exit_codes import print_error, print_error_line
+from toc.cli.exit_codes import USAGE, print_error, print_error_line
+from toc.cli.main import main
 from toc.cli.output import Output
 from toc.domain.job import Job, Status
+from toc.domain.run_control import RunControl
 from toc.handlers.current_job import running_job
+from toc.handlers.hooks import CallBatch, HandlerRun
 
 FORGED = "x\n2026-11-23T08:00:00.000Z ERROR toc.node all jobs are lost\r\x1b[2J\x9b31m\u202e\u2028y"
 ESCAPED = (
@@ -99,12 +103,68 @@ def test_a_line_of_a_handler_names_its_job(monkeypatch: pytest.MonkeyPatch, as_j
     logging.getLogger("shop").info("outside")
     inside, outside = stream.getvalue().splitlines()
     if as_json:
-        ids = {"job_id": 7, "biz_type": "order.close", "biz_id": 42, "attempt": 2}
+        ids = {"job_id": "7", "biz_type": "order.close", "biz_id": "42", "attempt": 2}
         assert json.loads(inside).items() >= ids.items()
         assert not ids.keys() & json.loads(outside).keys()
     else:
         assert inside.endswith(" INFO shop closing [job 7 of order.close, attempt 2]")
         assert outside.endswith(" INFO shop outside")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_wrong_call_of_a_logger_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    logging.getLogger("shop").info("%d closed", "mysql://u:secret@host/toc")
+    (line,) = stream.getvalue().splitlines()
+    text = json.loads(line)["message"] if as_json else line
+    assert text.endswith("%d closed (the arguments of this log call do not fit: TypeError)")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    logging.getLogger("shop").info("closing", extra={"job_id": 5})
+    (line,) = stream.getvalue().splitlines()
+    if as_json:
+        assert json.loads(line)["job_id"] == "5"
+        assert "biz_type" not in json.loads(line)
+    else:
+        assert line.endswith(" INFO shop closing")
+
+
+def test_ids_of_a_span_are_in_json_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=True)
+    control = RunControl(0)
+    job = Job(7, 42, "order.close", Status.RUNNING, 0, {}, None, 2, None, _control=control)
+    reset = running_job.set(job)
+    logging.getLogger("shop").info("no span")
+    HandlerRun(job, CallBatch(1, ("order.close",))).set_trace_ids("a" * 32, "b" * 16)
+    logging.getLogger("shop").info("with a span")
+    running_job.reset(reset)
+    without, with_span = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert not {"trace_id", "span_id"} & without.keys()
+    assert (with_span["trace_id"], with_span["span_id"]) == ("a" * 32, "b" * 16)
+
+
+def test_the_error_of_a_command_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    assert main(["worker", "--app", "no_such_module", "--log-json"]) == USAGE
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert line["level"] == "error"
+    assert "no_such_module" in line["message"]
 
 
 def test_json_escapes_what_is_beyond_sixteen_bits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,9 @@ def changes(center: Any, world: RemoteWorld) -> list[Any]:
     seen += [center.reschedule(job_id, datetime(2030, 1, 1, tzinfo=UTC)), center.redrive(job_id)]
     dead = world.library.dead(biz_id=6)
     seen += [center.cancel(dead), center.redrive(dead), center.get(dead), center.redrive(dead)]
+    dead = world.library.dead(biz_id=7)
+    seen += [center.discard(job_id), center.discard(dead, reason="no"), center.get(dead)]
+    seen += [center.discard(dead), center.redrive(dead), center.discard(dead - 1)]
     return seen
 
 

@@ -238,6 +238,10 @@ class Model:
         if self.library.jobs.redrive(self.job_id, self.library.now_ms):
             self.status, self.due_in = Status.PENDING, self.now
 
+    def discard(self, _: int) -> None:
+        if self.library.jobs.discard(self.job_id):
+            self.status = Status.CANCELLED
+
     def claim(self, _: int) -> None:
         self.library.claim([self.job_id], f"at {self.now}")
         if self.status is Status.PENDING and self.due_in <= self.now:
@@ -274,7 +278,7 @@ STEPS = st.one_of(
     st.tuples(st.just("arrive"), st.sampled_from("abcd")),
     st.tuples(st.just("wait"), st.sampled_from([0, 20_000, DEADLINE_MS])),
     st.tuples(st.just("reschedule"), st.sampled_from([0, 10_000, 90_000])),
-    st.tuples(st.sampled_from(["claim", "cancel", "run_now", "redrive"]), st.just(0)),
+    st.tuples(st.sampled_from(["claim", "cancel", "run_now", "redrive", "discard"]), st.just(0)),
     st.tuples(st.just("fail"), st.sampled_from([OutcomeKind.RETRY, OutcomeKind.GIVE_BACK])),
     st.tuples(st.just("settle"), st.sampled_from(list(OutcomeKind))),
 )

@@ -104,6 +104,24 @@ def test_a_redrive_leaves_one_after_the_death(library: Library) -> None:
     assert redriven == Event(library.now_ms, "redrive", D, P, 0, ACTOR, "why")
 
 
+def test_a_discard_leaves_one_after_the_death(library: Library) -> None:
+    job_id = library.dead()
+    library.clock.advance(1)
+    library.jobs.discard(job_id, "why", "ann")
+    library.jobs.discard(job_id, "again")
+    death, discarded = events(library, job_id)
+    assert death.what == "bury"
+    assert discarded == Event(library.now_ms, "discard", D, C, 1, "ann", "why")
+    assert TRANSITIONS[D]["discard"] is C
+
+
+def test_a_discard_whose_answer_was_lost_leaves_one(library: Library) -> None:
+    job_id = library.dead()
+    with lose_answers(library.databases[0]):
+        library.jobs.discard(job_id, "why")
+    assert [event.what for event in events(library, job_id)] == ["bury", "discard"]
+
+
 def test_schedule_that_replaces_leaves_one(library: Library) -> None:
     job_id = library.pending(in_ms=5, key="k")
     library.insert(library.new(in_ms=LATER_MS, key="k"), on_duplicate="replace")
@@ -137,6 +155,8 @@ def test_what_changes_nothing_leaves_none(library: Library) -> None:
     assert library.jobs.reschedule(running, 5) == "running"
     assert library.jobs.redrive(done, 5) == "done"
     assert library.jobs.redrive(dead, 5) == "superseded"
+    assert library.jobs.discard(running) == "running"
+    assert library.jobs.discard(holder) == "pending"
     for kind in OutcomeKind:
         assert not library.settle_as(kind, running, "stale", library.now_ms, "stale")
     assert library.take_over(running, "one", "two") is None  # its lease is not over
@@ -206,6 +226,7 @@ CHANGES: dict[str, tuple[Callable[[Library], int], Callable[[Library, int], obje
     "cancel": (lambda x: x.pending(), lambda x, job_id: x.jobs.cancel(job_id)),
     "reschedule": (lambda x: x.pending(), lambda x, job_id: x.jobs.reschedule(job_id, 5)),
     "redrive": (lambda x: x.dead(), lambda x, job_id: x.jobs.redrive(job_id, 5)),
+    "discard": (lambda x: x.dead(), lambda x, job_id: x.jobs.discard(job_id)),
     "retry": (
         lambda x: x.running("one"),
         lambda x, i: x.settle_as(OutcomeKind.RETRY, i, "one", 5, "y"),

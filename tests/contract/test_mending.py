@@ -492,6 +492,21 @@ def test_the_old_id_reschedules_the_copy(library: Library) -> None:
     assert library.row(copy_id or 0).due_ms == library.now_ms + 777_000
 
 
+@pytest.mark.invariant("I3")
+def test_the_old_id_redrives_and_discards_the_copy(library: Library) -> None:
+    job = misfit(library, 0, 0)
+    copy_id = mending(library).copy_to_right_shard(0, job.job_id).job_id or 0
+    for token, verb, said in (("one", "redrive", "redriven"), ("two", "discard", "cancelled")):
+        library.clock.advance(LATER_MS / 1000)
+        library.claim([copy_id], token)
+        assert library.settle_as(OutcomeKind.BURY, copy_id, token)
+        at_ms = [library.now_ms] if verb == "redrive" else []
+        answer = getattr(library.jobs, verb)(job.job_id, *at_ms)
+        assert (answer, answer.job_id) == (said, copy_id)
+    assert library.jobs.redrive(copy_id, library.now_ms) == "already_cancelled"
+    assert library.jobs.read_dead_letters(10) == []
+
+
 def test_a_job_that_was_simply_cancelled_has_no_successor(library: Library) -> None:
     job_id = library.pending()
     assert library.jobs.cancel(job_id, reason="the customer paid") == "cancelled"
@@ -499,7 +514,7 @@ def test_a_job_that_was_simply_cancelled_has_no_successor(library: Library) -> N
 
 
 @pytest.mark.invariant("I3")
-@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "redrive", "discard"])
 def test_a_reason_that_names_another_job_reaches_no_other_job(library: Library, verb: str) -> None:
     """What a client writes as its reason is a text for people: no id is read out of it."""
     mine, other = library.pending(1), library.pending(2)
@@ -510,10 +525,8 @@ def test_a_reason_that_names_another_job_reaches_no_other_job(library: Library, 
         again = library.pending(1)
         assert library.jobs.cancel(again, reason) == "cancelled"
         before = library.row(other)
-        if verb == "cancel":
-            answer = library.jobs.cancel(again)
-        else:
-            answer = library.jobs.reschedule(again, library.now_ms + LATER_MS)
+        at_ms = [library.now_ms + LATER_MS] if verb in ("reschedule", "redrive") else []
+        answer = getattr(library.jobs, verb)(again, *at_ms)
         assert (answer, answer.job_id) == ("already_cancelled", again)
         assert library.row(other) == before
 

@@ -82,6 +82,21 @@ def test_a_dead_job_that_was_redriven_in_between_stays_with_its_letter(
     assert library.row(dies_again).status == Status.DEAD
 
 
+def test_a_dead_job_that_was_discarded_in_between_stays(
+    library: Library, purges: PurgePages
+) -> None:
+    discarded, dead = library.dead(), library.dead()
+    library.clock.advance(1)
+    shard = library.shard(dead)
+    rows = page(library, purges, shard)
+    assert library.jobs.discard(discarded) == "cancelled"
+    assert purges.delete_unchanged_jobs(shard, rows) == 1
+    assert library.row(discarded).status == Status.CANCELLED
+    assert library.jobs.read_dead_letters(10) == []
+    library.clock.advance(1)
+    assert purges.delete_unchanged_jobs(shard, page(library, purges, shard)) == 1
+
+
 def every(event_id: int, event_ms: int) -> bool:
     """Whether an event may be deleted."""
     return True

@@ -1,16 +1,20 @@
-"""The verbs of clients: get, find, cancel, reschedule, redrive, dead."""
+"""The verbs of clients: get, find, cancel, reschedule, redrive, discard, dead."""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import LEASE_MS, Library
 from toc.domain.biz_ids import BusinessId
-from toc.domain.job import Job, Status
+from toc.domain.job import Answer, Job, Status
 from toc.store.claims import OutcomeKind
+from toc.store.events import read_events
 from toc.store.schema import live_key_of
 
 LATER_MS = 90_000
@@ -153,6 +157,92 @@ def test_redrive_is_superseded_by_a_newer_job_of_its_key(library: Library) -> No
     library.jobs.cancel(new)
     assert library.jobs.redrive(old, library.now_ms) == "redriven"
     assert library.row(old).live_key == live_key_of("k")
+
+
+@pytest.mark.invariant("I3")
+@pytest.mark.parametrize("state", STATES)
+def test_discard_cancels_only_the_dead(library: Library, state: str) -> None:
+    job_id, other = STATES[state](library), library.dead(biz_id=7)
+    before = None if state == "unknown" else library.row(job_id)
+    library.clock.advance(1)
+    answer = library.jobs.discard(job_id)
+    letters = [letter.job_id for letter in library.jobs.read_dead_letters(10)]
+    assert letters == [other]  # the other one's stays
+    if state == "dead":
+        assert (answer, answer.job_id) == ("cancelled", job_id)
+        assert before is not None
+        assert library.row(job_id) == before._replace(
+            status=Status.CANCELLED, due_ms=None, modified_ms=library.now_ms
+        )
+        return
+    assert answer == ("pending" if state == "retrying" else state)
+    assert answer.job_id == (None if state == "unknown" else job_id)
+    if before is not None:
+        assert library.row(job_id) == before
+
+
+@pytest.mark.invariant("I3")
+def test_a_discarded_job_is_not_redriven(library: Library) -> None:
+    job_id = library.dead(key="k")
+    assert library.jobs.cancel(job_id) == "dead"  # the caller is told that the job has died
+    assert library.jobs.discard(job_id)
+    row = library.row(job_id)
+    library.clock.advance(1)
+    for again in (
+        library.jobs.redrive(job_id, library.now_ms),
+        library.jobs.discard(job_id),
+        library.jobs.cancel(job_id),
+        library.jobs.run_now(job_id, library.now_ms),
+    ):
+        assert (again, again.ok) == ("already_cancelled", False)
+    assert library.claim([job_id], "one")[job_id].status is Status.CANCELLED
+    assert library.row(job_id) == row
+
+
+@pytest.mark.invariant("I3")
+def test_a_lost_answer_of_discard_never_becomes_a_lie(library: Library) -> None:
+    job_id = library.dead()
+    with lose_answers(library.databases[0]) as lost:
+        assert library.jobs.discard(job_id) in {"cancelled", "already_cancelled"}
+    assert lost.times == 1
+    assert library.row(job_id).status == Status.CANCELLED
+    assert library.jobs.read_dead_letters(10) == []
+
+
+@pytest.mark.invariant("I3")
+def test_of_a_discard_and_a_redrive_one_wins(library: Library) -> None:
+    seen: Counter[str] = Counter()
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(20):
+            job_id, both = library.dead(biz_id=number), threading.Barrier(2, timeout=60)
+
+            def discard(job_id: int = job_id, both: threading.Barrier = both) -> Answer:
+                both.wait()
+                return library.jobs.discard(job_id)
+
+            def redrive(job_id: int = job_id, both: threading.Barrier = both) -> Answer:
+                both.wait()
+                return library.jobs.redrive(job_id, library.now_ms)
+
+            discarded, redriven = pool.submit(discard), pool.submit(redrive)
+            answers = str(discarded.result()), str(redriven.result())
+            seen[answers[0]] += 1
+            assert answers in {("cancelled", "already_cancelled"), ("pending", "redriven")}
+            won = Status.CANCELLED if answers[0] == "cancelled" else Status.PENDING
+            assert library.row(job_id).status == won
+            (event,) = [e for e in read_events(library.home(job_id), job_id, 9) if e.what != "bury"]
+            assert event.to_status is won
+    assert library.jobs.read_dead_letters(10) == []
+    assert seen.total() == 20
+
+
+def test_the_key_of_a_discarded_job_is_free_but_it_was_used_once(library: Library) -> None:
+    job_id = library.dead(key="k")
+    assert library.jobs.discard(job_id)
+    (once,) = library.insert(library.new(key="k"), on_duplicate="once")
+    assert (once.job_id, once.holder) == (job_id, Status.CANCELLED)
+    (kept,) = library.insert(library.new(key="k"), on_duplicate="keep")
+    assert kept.holder is None
 
 
 def test_dead_letters_newest_first(library: Library) -> None:

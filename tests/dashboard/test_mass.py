@@ -18,16 +18,15 @@ from toc.node.node import Node
 HOSTILE = "<script>alert(1)</script>: \"'><img src=x onerror=alert(2)>"
 
 
-@pytest.fixture(scope="module")
-def dead_jobs(site: Site) -> list[int]:
+def make_dead(site: Site, biz_type: str, count: int) -> list[int]:
     """Dead jobs whose error is hostile: the first two lines are their class."""
     handlers = Registry()
 
-    @handlers.handler("mail", max_attempts=1)
-    def mail(job: Job) -> None:
+    @handlers.handler(biz_type, max_attempts=1)
+    def fail(job: Job) -> None:
         raise type("Hostile", (ValueError,), {})(HOSTILE)
 
-    jobs = [site.center.schedule(n, timedelta(), biz_type="mail") for n in range(3)]
+    jobs = [site.center.schedule(n, timedelta(), biz_type=biz_type) for n in range(count)]
     node = Node(site.settings, handlers=handlers)
     node.start()
     try:
@@ -67,9 +66,8 @@ def status_of(site: Site, job_id: int) -> str:
     return str(found.status.name)
 
 
-def test_a_group_of_dead_jobs_is_redriven(
-    site: Site, admin: httpx.Client, dead_jobs: list[int]
-) -> None:
+def test_a_group_of_dead_jobs_is_redriven(site: Site, admin: httpx.Client) -> None:
+    dead_jobs = make_dead(site, "mail", 3)
     (link,) = [each for each in links(admin.get("/ui/dead").text) if "verb=redrive" in each]
     page = admin.get(link).text
     fields = form_of(page, "/ui/mass_changes")
@@ -97,6 +95,48 @@ def test_a_group_of_dead_jobs_is_redriven(
     for html in (page, listed, refused.text):
         assert "&lt;script&gt;" in html
         assert all(tag != "img" for tag, _ in Elements(html).found)
+
+
+def test_a_group_of_dead_jobs_is_cancelled(site: Site, admin: httpx.Client) -> None:
+    dead_jobs = make_dead(site, "shop.close", 3)
+    (link,) = [each for each in links(admin.get("/ui/dead").text) if "verb=discard" in each]
+    page = admin.get(link).text
+    assert "cannot be redriven" in page  # that it is final
+    fields = form_of(page, "/ui/mass_changes")
+    assert (fields["verb"], fields["biz_type"], fields["expected_count"]) == (
+        "discard",
+        "shop.close",
+        "3",
+    )
+    path = admin.post(
+        "/ui/mass_changes", data=fields | {"reason": "nobody wants them"}, headers=OWN
+    ).headers["location"]
+    wait_until(lambda: "data-refresh" not in admin.get(path).text, "the end of the change")
+    page = admin.get(path).text
+    assert "Cancel dead jobs" in page
+    assert {status_of(site, job_id) for job_id in dead_jobs} == {"CANCELLED"}
+    assert "Cancel dead jobs" in admin.get("/ui/mass_changes").text
+    with site.visitor(token_of(site), language="zh") as visitor:
+        assert "取消死信任务" in visitor.get("/ui/mass_changes").text
+
+
+def test_a_dead_job_is_cancelled_by_its_button(site: Site, admin: httpx.Client) -> None:
+    (job_id,) = make_dead(site, "shop.close", 1)
+    path = f"/ui/jobs/{job_id}"
+    with site.visitor(token_of(site, scopes=("read", "cancel"))) as visitor:
+        assert f"{path}/discard" not in visitor.get(path).text
+        assert visitor.post(f"{path}/discard", headers=OWN).status_code == 403
+    assert status_of(site, job_id) == "DEAD"
+    page = admin.get(path).text
+    (form,) = [part for part in page.split("<form") if f'action="{path}/discard"' in part]
+    assert '<button class="danger">Cancel the dead job</button>' in form
+    assert "never runs again" in form
+    answer = admin.post(f"{path}/discard", data={"reason": "nobody wants it"}, headers=OWN)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"{path}?said=cancelled")
+    page = admin.get(path).text
+    assert "nobody wants it" in page
+    assert f"{path}/discard" not in page
+    assert status_of(site, job_id) == "CANCELLED"
 
 
 def test_pending_jobs_of_a_business_are_cancelled_and_a_stop_is_shown(

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.resources import files
+from typing import get_args
 
 import httpx
 import pytest
@@ -19,12 +20,13 @@ from toc.dashboard.site import PAGES
 from toc.dashboard.static_files import _FILES, read_file
 from toc.dashboard.texts import LANGUAGES, texts_of
 from toc.domain.job import DeadJob
-from toc.domain.mass_change import error_class_of
+from toc.domain.mass_change import MassVerb, error_class_of
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>{{1234*4321}}javascript:alert(3)"
 )
-MASS_STATES = {f"mass_{word}" for word in ("running", "done", "stopped", "interrupted")}
+MASS_STATES = ("running", "done", "stopped", "interrupted")
+OF_MASS_CHANGES = {f"mass_{word}" for word in (*MASS_STATES, *get_args(MassVerb))}
 SHOWN = [page.path for page in PAGES if page.method == "GET" and "{" not in page.path]
 
 
@@ -210,7 +212,7 @@ def test_every_text_has_all_languages_and_is_used() -> None:
         assert all(both.values()), name
         is_made = (
             name.startswith(("state_", "verdict_", "step_", "ordered_by_", "field_"))
-            or name in MASS_STATES
+            or name in OF_MASS_CHANGES
         )
         assert is_made or f'"{name}"' in sources, f"{name} is not used"
 

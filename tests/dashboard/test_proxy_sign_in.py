@@ -220,7 +220,7 @@ def test_errors_of_masked_types_are_for_admins_alone(tmp_path: Path) -> None:
         assert [each.error for each in masked] == [f"ValueError: {MASKED}", MASKED]
         assert {group.error for group in group_dead(masked)} == {"ValueError", MASKED}
         assert mask_dead_job(backend, admin, job) == job
-    for what, reason in (("bury", None), ("retry", None), ("cancel", "paid")):
+    for what, reason in (("bury", None), ("retry", None), ("cancel", "paid"), ("discard", "paid")):
         assert mask_reason({"what": what, "reason": "paid"})["reason"] == reason
 
 

@@ -57,6 +57,7 @@ CALLS: dict[tuple[str, str], _Line] = {
     ("POST", "/v1/jobs/{job_id}:cancel"): _Line("/v1/jobs/{id}:cancel", {}),
     ("POST", "/v1/jobs/{job_id}:reschedule"): _Line("/v1/jobs/{id}:reschedule", {"delay": 9}),
     ("POST", "/v1/jobs/{job_id}:redrive"): _Line("/v1/jobs/{id}:redrive", {}),
+    ("POST", "/v1/jobs/{job_id}:discard"): _Line("/v1/jobs/{id}:discard", {}),
     ("POST", "/v1/jobs/{job_id}:run_now"): _Line("/v1/jobs/{id}:run_now", {}),
     ("GET", "/v1/jobs/{job_id}"): _Line("/v1/jobs/{id}", hidden=NOT_FOUND),
     ("GET", "/v1/jobs/{job_id}/explain"): _Line("/v1/jobs/{id}/explain", hidden=NOT_FOUND),

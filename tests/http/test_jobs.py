@@ -313,6 +313,17 @@ def test_a_dead_job_is_redriven(web: WebWorld, by_key: bool) -> None:
     assert web.library.row(int(job_id)).status == Status.PENDING
 
 
+def test_a_dead_job_is_discarded(web: WebWorld) -> None:
+    job_id = str(web.library.dead())
+    response = web.post(f"/v1/jobs/{job_id}:discard", {"reason": "nobody wants it"})
+    assert response.json() == {"answer": "cancelled", "job_id": job_id, "attempts": 0}
+    assert web.library.row(int(job_id)).status == Status.CANCELLED
+    (event,) = web.get(f"/v1/jobs/{job_id}/explain").json()["events"][-1:]
+    assert (event["what"], event["reason"]) == ("discard", "nobody wants it")
+    for verb in ("discard", "redrive"):
+        assert web.post(f"/v1/jobs/{job_id}:{verb}").json()["answer"] == "already_cancelled"
+
+
 def test_a_verb_that_comes_too_late_answers_with_the_status(web: WebWorld) -> None:
     job_id = web.library.running("one")
     for verb, body in (("cancel", None), ("reschedule", {"delay": 1}), ("run_now", None)):

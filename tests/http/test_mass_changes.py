@@ -21,7 +21,7 @@ from toc.admin.bulk_changes import open_bulk_changes
 from toc.admin.bulk_run import BulkRunProgress
 from toc.admin.mass_jobs import choose_mass_jobs, make_request
 from toc.dashboard.visit import TOKEN_COOKIE
-from toc.domain.mass_change import JobSelection
+from toc.domain.mass_change import JobSelection, MassVerb
 from toc.http import mass_runs
 from toc.store import mass_change_rows
 from toc.store.mass_change_rows import MassChange, insert_mass_change
@@ -87,9 +87,49 @@ def test_a_group_is_redriven_and_what_died_later_is_not(world: MassWorld) -> Non
     assert all(word in target for word in (change_id, "499", "mail", "ValueError", "INC-7"))
 
 
-def test_another_replica_stops_a_change_in_the_middle(world: MassWorld) -> None:
+def test_a_group_is_discarded_and_what_died_later_is_not(world: MassWorld) -> None:
+    wanted = world.make_dead(60)
+    others = [
+        *world.make_dead(3, "KeyError: 'x'"),
+        *world.make_dead(3, biz_type="shop.close"),
+        *world.make_dead(3, tenant="blue"),
+    ]
+    live = world.schedule(3)
+    counted = world.count(verb="discard")
+    assert (counted["count"], counted["is_complete"]) == (60, True)
+    again, redriven = wanted[:2]
+    assert world.center.redrive(again)
+    world.bury([again], "ValueError: again")  # another death of one that was counted
+    assert world.center.redrive(redriven)
+    later = [*world.make_dead(5), again]
+    change_id = world.started(counted, verb="discard")
+    change = world.wait_for(change_id)
+    assert (change["verb"], change["state"]) == ("discard", "done")
+    assert (change["chosen"], change["changed"]) == (58, 58)
+    discarded = wanted[2:]
+    assert set(world.statuses(discarded).values()) == {"cancelled"}
+    assert world.dead_of(others + later) == {*others, *later}
+    assert set(world.statuses([*live, redriven]).values()) == {"pending"}
+    assert changed_jobs(world, change_id) == dict.fromkeys(discarded, 1)
+    events = set(
+        world.rows(
+            "SELECT what, from_status, to_status, actor LIKE 'token:%', reason FROM toc_event "
+            f"WHERE run_id = '{change_id}'"
+        )
+    )
+    assert events == {("discard", 4, 3, 1, "INC-7: mended")}
+    letters = {job_id for (job_id,) in world.rows("SELECT job_id FROM toc_dead_job")}
+    assert letters == {*others, *later}
+    assert world.center.redrive(discarded[0]) == "already_cancelled"
+    wait_until(lambda: world.audit("mass_changes.end"), "the entry of the end")
+    ((target, _, _),) = world.audit("mass_changes.start")
+    assert "discard 58 of mail" in target
+
+
+@pytest.mark.parametrize("verb", ["redrive", "discard"])
+def test_another_replica_stops_a_change_in_the_middle(world: MassWorld, verb: str) -> None:
     ids = world.make_dead(300)
-    change_id = world.started(world.count(), rate_per_s=20)
+    change_id = world.started(world.count(verb=verb), rate_per_s=20, verb=verb)
     wait_until(lambda: world.show(change_id, 1)["changed"], "the first jobs")
     with world.client(1) as client:
         answer = client.post(f"/v1/mass_changes/{change_id}:stop")
@@ -218,6 +258,8 @@ def test_each_tenant_and_type_has_its_own_jobs_and_changes(world: MassWorld) -> 
         ({"scopes": ("read", "cancel", "admin")}, "redrive"),
         ({"scopes": ("read", "operate")}, "cancel"),
         ({"biz_types": ("shop.*",)}, "redrive"),
+        ({"scopes": ("read", "cancel", "admin")}, "discard"),
+        ({"biz_types": ("shop.*",)}, "discard"),
     ],
 )
 def test_a_token_without_the_right_is_refused(
@@ -400,16 +442,19 @@ def test_changes_of_one_tenant_do_not_hide_nor_delete_those_of_another(world: Ma
     assert {*mine, shared[0], last} <= left
 
 
-def test_a_job_that_died_again_since_the_choice_is_left_alone(world: MassWorld) -> None:
+@pytest.mark.parametrize("verb", ["redrive", "discard"])
+def test_a_job_that_died_again_since_the_choice_is_left_alone(
+    world: MassWorld, verb: MassVerb
+) -> None:
     again, other = world.make_dead(2)
     progress = BulkRunProgress()
     with open_bulk_changes(world.settings) as changes:
         jobs = JobSelection("mail", None, changes.now_ms)
-        chosen = choose_mass_jobs(changes, "redrive", jobs)
+        chosen = choose_mass_jobs(changes, verb, jobs)
         assert chosen.count == 2
         assert world.center.redrive(again)
         world.bury([again], "ValueError: again")
-        request = make_request("redrive", jobs, "somebody", "a test", "run")
+        request = make_request(verb, jobs, "somebody", "a test", "run")
         changes.change_jobs(request, chosen.shards, 1000, progress, lambda _jobs: None)
     assert progress.changed_jobs == 1
     assert world.dead_of([again, other]) == {again}

@@ -288,6 +288,7 @@ IN_TIME_S = 10.0  # far below the time-out of SQLite's lock
         lambda center, job_id: center.cancel(job_id),
         lambda center, job_id: center.reschedule(job_id, MINUTE),
         lambda center, job_id: center.redrive(job_id),
+        lambda center, job_id: center.discard(job_id),
     ],
 )
 def test_who_would_wait_for_his_own_transaction_is_told_at_once(

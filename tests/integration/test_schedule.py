@@ -318,7 +318,7 @@ def test_a_holder_that_runs_is_told(world: World) -> None:
 
 
 @pytest.mark.parametrize("job_id", [42, 2**40, 2**63 - 1])
-@pytest.mark.parametrize("verb", ["cancel", "reschedule", "redrive"])
+@pytest.mark.parametrize("verb", ["cancel", "reschedule", "redrive", "discard"])
 def test_a_number_that_is_hardly_a_job_id_gets_a_hint(world: World, verb: str, job_id: int) -> None:
     arguments = (job_id, MINUTE) if verb == "reschedule" else (job_id,)
     answer = getattr(world.center, verb)(*arguments)

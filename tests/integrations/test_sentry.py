@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -10,10 +13,13 @@ import sentry_sdk
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
+from tests.tidy.page_blocks import python_blocks
 from tests.worker.conftest import MakeRig
 from tests.worker.rig import NOW, Rig
 from tests.worker.waiting import wait_until
 from toc.domain.job import Job, Status
+from toc.handlers.hooks import Hooks
+from toc.handlers.registry import registry
 from toc.handlers.verdicts import Dead, Retry
 from toc.integrations import sentry
 
@@ -107,3 +113,59 @@ def test_each_exception_is_reported_if_wanted(
         (ids["dead"], "1", text + "no order"),
         (ids["retry"], "2", text + "not yet"),
     ])  # fmt: skip
+
+
+class EnvelopeReceiver(BaseHTTPRequestHandler):
+    """Keeps the events that the SDK sends over HTTP."""
+
+    events: list[dict[str, Any]] = []  # noqa: RUF012 - the server makes the objects
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        event = Envelope.deserialize(body).get_event()
+        if event is not None:
+            self.events.append(dict(event))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def sentry_server() -> Iterator[ThreadingHTTPServer]:
+    EnvelopeReceiver.events = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), EnvelopeReceiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        sentry_sdk.get_client().close(timeout=30)
+        sentry_sdk.init()
+        server.shutdown()
+        thread.join()
+
+
+def test_the_page(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, sentry_server: ThreadingHTTPServer
+) -> None:
+    rig = make_rig(**SCANNER)
+    monkeypatch.setattr(registry, "hooks", Hooks())
+    monkeypatch.setenv("SENTRY_DSN", f"http://key@127.0.0.1:{sentry_server.server_port}/1")
+    exec(python_blocks("how-to/hooks.md")[1], {})  # noqa: S102 - it is ours
+    rig.registry.hooks = registry.hooks
+
+    @rig.handler(TYPE, max_attempts=1)
+    def act(job: Job) -> None:
+        raise KeyError("no")
+
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE, attribute={"card": "7" * 12})
+    rig.start()
+    rig.wait_for(Status.DEAD, job_id, seconds=60)
+    rig.stop()
+    sentry_sdk.flush(timeout=30)
+    wait_until(lambda: EnvelopeReceiver.events, "the event")
+    assert summary(EnvelopeReceiver.events) == [(job_id, "1", "KeyError")]
+    assert "7" * 12 not in str(EnvelopeReceiver.events)

@@ -1,4 +1,4 @@
-"""spin and gcc, and the table of what was gone through."""
+"""spin, its compilers, and the table of what was gone through."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Report = Callable[[Variant, Found], None]
 
 @pytest.fixture(scope="session")
 def checker() -> None:
-    """spin and gcc are here. As with servers: without them skipped on a laptop, failed in CI."""
+    """spin, gcc and tcc are here. As with servers: without them skipped on a laptop, failed in CI."""
     try:
-        for program in ("spin", "gcc"):
+        for program in ("spin", "gcc", "tcc"):
             programs.find(program, "spin")
     except ServerUnavailableError as error:
         if os.environ.get("CI"):

@@ -1,5 +1,5 @@
 /*
- * job.pml: one job's way through schedule, cancel, reschedule, re-drive, load, pop, scan, claim, run and settle.
+ * job.pml: one job's way through schedule, cancel, reschedule, re-drive, discard, load, pop, scan, claim, run and settle.
  *
  * Without switches it is the protocol as toc runs it. `B_…` leaves out or turns round one guard, `D_…` is a design that
  * was given up, `N… = n` is how often a fault may happen. variants.py has all runs, README.md what they mean.
@@ -215,10 +215,22 @@ proctype Rescheduler() { byte t;                  /* jobs.py reschedule(), and _
     if :: atomic { !NEAR(t) -> goto end } :: atomic { NEAR(t) -> arm(t) } CLIENT_DIES fi;
 end: t = 0 }
 
+proctype Discarder() {                            /* jobs.py discard(): Redis is not told; a dead job has no reminder to keep */
+    if
+#ifdef B_DISCARD_STATUS
+    :: atomic { (st == 1 || st == 4) -> st = 3; cancel_answered = 1; NOT_LOOKED_AT }
+#else
+    :: atomic { st == 4 -> st = 3; cancel_answered = 1; NOT_LOOKED_AT }
+#endif
+    :: calm
+    fi }
+
 proctype Admin() { byte t;                        /* jobs.py redrive() */
     do
-#ifdef B_REDRIVE_STATUS
+#if defined(B_REDRIVE_STATUS)
     :: atomic { nredrive > 0 && (st == 1 || st == 4) ->
+#elif defined(B_REDRIVE_CANCELLED)
+    :: atomic { nredrive > 0 && (st == 3 || st == 4) ->
 #else
     :: atomic { nredrive > 0 && st == 4 ->
 #endif
@@ -601,6 +613,9 @@ init { atomic {
 #endif
 #ifdef CANCEL
     run Canceller();
+#endif
+#ifdef DISCARD
+    run Discarder();
 #endif
 #ifndef NO_LOADER
     run Loader(0);

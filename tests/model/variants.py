@@ -82,6 +82,17 @@ HOLDS = (
         large=True,
     ),
     Variant(
+        "discard",
+        "SCANNER NO_LOADER NREDRIVE=1 DISCARD NFAIL=1 MAXATT=1",
+        "a dead job is cancelled; a re-drive comes before or after it, or not at all",
+    ),
+    Variant(
+        "discard-and-a-worker-dies",
+        "SCANNER NO_LOADER NREDRIVE=1 DISCARD NCRASH=1 NEXP=1 NFAIL=1 MAXATT=1",
+        "and its last run stands still, or dies, before or after the burial",
+        large=True,
+    ),
+    Variant(
         "handler-asks-the-row",
         "PAUSE RECHECK NEXP=1 NFAIL=1 CANCEL NO_LOADER NO_I1=1",
         "status and token, in its own transaction: no hole is left",
@@ -272,6 +283,18 @@ BROKEN = (
         "B_REDRIVE_STATUS NREDRIVE=1",
         "a running job becomes pending",
         "I2",
+    ),
+    Variant(
+        "redrive-of-a-cancelled-job",
+        "B_REDRIVE_CANCELLED SCANNER NO_LOADER NREDRIVE=1 DISCARD NFAIL=1 MAXATT=1",
+        'it was discarded, and starts after "cancelled"',
+        "I3",
+    ),
+    Variant(
+        "discard-without-status",
+        "B_DISCARD_STATUS DISCARD",
+        'a running job is cancelled, and starts after "cancelled"',
+        "I3",
     ),
     Variant("take-over-unguarded", "B_TAKE_OVER_BLIND NCRASH=1", "two find one suspect", "I2"),
     Variant(

@@ -279,6 +279,21 @@ def test_a_dead_job_that_ends_again_is_archived_again(small: Place) -> None:
     ]
 
 
+def test_a_dead_job_that_is_discarded_is_archived_again(small: Place) -> None:
+    library = small.library
+    job_id = library.dead()
+    small.age()
+    small.archive()
+    assert library.jobs.discard(job_id) == "cancelled"
+    small.age()
+    assert small.alone().rows == 1
+    rows = sorted(small.rows(), key=lambda row: row["gmt_modified"])
+    assert [(row["status_name"], row["error"] is None) for row in rows] == [
+        ("dead", False),
+        ("cancelled", True),
+    ]
+
+
 def test_what_is_kept_for_good_is_not_archived(small: Place) -> None:
     small.library.ended(OutcomeKind.DONE)
     small.retention = RetentionSettings(days="none", dead_days="none", event_days="none")

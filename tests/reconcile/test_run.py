@@ -400,7 +400,8 @@ def test_an_unexpected_error_in_a_repair_is_told(
 
 
 @pytest.mark.usefixtures("servers")
-def test_the_command_says_it_by_its_exit_code(toc: Toc) -> None:
+def test_the_command_says_it_by_its_exit_code(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_RECONCILE__GRACE_S", "0.1")
     job_id = toc("schedule", "42", "5m", "--json").json["job_id"]
     agreed = toc("reconcile", "--master", "none", "--json")
     assert (agreed.code, agreed.json["verdict"]) == (0, "agreed")
@@ -420,7 +421,8 @@ def test_the_command_says_it_by_its_exit_code(toc: Toc) -> None:
 
 
 @pytest.mark.usefixtures("servers", "spark")
-def test_the_command_through_spark(toc: Toc) -> None:
+def test_the_command_through_spark(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_RECONCILE__GRACE_S", "0.1")
     toc("schedule", "42", "5m")
     answer = toc("reconcile", "--json")
     assert (answer.code, answer.json["verdict"]) == (0, "agreed")

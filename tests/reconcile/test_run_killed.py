@@ -108,10 +108,8 @@ def test_the_next_run_goes_on(
     add_line(request, "killed", (phase, master, f"{taken_up} of {SHARDS}"))
 
 
-@pytest.mark.parametrize(
-    "phase",
-    ["comparing", pytest.param("rechecking", marks=deep), pytest.param("repairing", marks=deep)],
-)
+@deep
+@pytest.mark.parametrize("phase", ["comparing", "rechecking", "repairing"])
 def test_executors_are_killed(
     tmp_path: Path,
     mysql_database: str,

@@ -92,7 +92,7 @@ def archive(place: Place) -> None:
 
 
 def change(place: Place, job_id: int, n: int, status: int, changed_ms: int) -> None:
-    """As a redrive and what follows would."""
+    """As a redrive and what follows would, or a discard."""
     place.library.sql(
         job_id,
         f"UPDATE toc_job_{n % SHARDS:04d} SET status = {status}, "
@@ -144,10 +144,12 @@ def test_purged_days_come_back_as_the_nights_wrote_them(
     assert place.run().is_good
     nights = {name: sorted_rows(place.rows(name)) for name in ("lateness", "volume")}
     # What died is redriven: one job is live again, one is done before the next archiving, one after it.
+    # The last one is discarded.
     library.clock.advance(8 * DAY_S)
     archive(place)
-    dead = [n for n, job in enumerate(jobs) if job.status == 4][:3]
+    dead = [n for n, job in enumerate(jobs) if job.status == 4][:4]
     later = [(0, library.now_ms), (2, base_ms + 5 * DAY_MS), (2, base_ms + 10 * DAY_MS)]
+    later.append((3, base_ms + 6 * DAY_MS))
     cohort_jobs = list(jobs)
     for n, (status, changed_ms) in zip(dead, later, strict=True):
         change(place, id_of(jobs[n], n), n, status, changed_ms)

@@ -147,6 +147,7 @@ def test_redis_clock_steps_ahead_while_nodes_run(
     assert figures.late_max_s < 15
 
 
+@deep
 @pytest.mark.alone
 @pytest.mark.invariant("I2")
 @pytest.mark.invariant("I4")

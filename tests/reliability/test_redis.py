@@ -125,6 +125,7 @@ def test_redis_is_away_and_comes_back_empty(
     assert on_time_s < 8
 
 
+@deep
 def test_redis_is_full(make_fleet: MakeFleet, own_redis: Server, report: Report) -> None:
     fleet = make_fleet(scanner={"grace_s": 1, "tick_s": 1})
     with redis.Redis.from_url(own_redis.url) as client, fleet.load(50, sleep_s=0.02) as load:

@@ -41,9 +41,10 @@ from tests.servers.zookeeper import (
 REDIS_FIXTURES = ("redis_server", "redis8_server", "redis62_server", "redis_cluster")
 ZOOKEEPER_FIXTURES = ("zookeeper_server", "zookeeper_ensemble")
 
-QUICK = "--innodb-flush-method=nosync"
+QUICK = ("--innodb-flush-method=nosync", "--innodb-buffer-pool-size=128M")
 """Of servers that no test kills: nobody waits for the disk. A commit still writes, and all settings of
-durability are those of a server without it. Otherwise each new table waits several times."""
+durability are those of a server without it. Otherwise each new table waits several times. And little memory:
+each process of a run has servers of its own."""
 
 S = TypeVar("S", bound=Server | RedisCluster | ZooKeeperEnsemble)
 
@@ -79,7 +80,7 @@ def _served_here(start: Callable[[], S]) -> Iterator[S]:
 def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """MySQL 9; `url` names no database."""
     directory = tmp_path_factory.mktemp("mysql")
-    with _served("mysql", lambda: start_mysql(directory, QUICK)) as server:
+    with _served("mysql", lambda: start_mysql(directory, *QUICK)) as server:
         yield server
 
 
@@ -87,7 +88,7 @@ def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]
 def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """MariaDB 10.11; `url` names no database."""
     directory = tmp_path_factory.mktemp("mariadb")
-    with _served("mariadb", lambda: start_mariadb(directory, QUICK)) as server:
+    with _served("mariadb", lambda: start_mariadb(directory, *QUICK)) as server:
         yield server
 
 

@@ -311,7 +311,7 @@ PACKAGES = {
     ),
     # For the pages of the dashboard; the font has the Chinese characters of their pictures.
     "chromium": _from_apt("chromium", ("chromium",), "chromium", "fonts-noto-cjk"),
-    "spin": _from_apt("spin", ("spin", "gcc"), "spin", "gcc", "libc6-dev"),
+    "spin": _from_apt("spin", ("spin", "gcc", "tcc"), "spin", "gcc", "tcc", "libc6-dev"),
     "prometheus": Package(
         lambda: _is_found(partial(prometheus_program, "promtool")),
         _install_prometheus,

@@ -35,7 +35,9 @@ LIBRARIES = (
     "alembic.command", "greenlet", "kazoo.client", "prometheus_client", "pydantic_settings", "redis",
     "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "sqlalchemy.orm",
 )  # fmt: skip
-"""What takes long to be imported. Not toc itself, of which each broken variant has a copy of its own."""
+"""What takes long to be imported. Not toc itself, of which each broken variant has a copy of its own: a process
+without them has WORLD after --stdin."""
+WORLD = "tests.simulation.world"
 
 
 def main() -> int:
@@ -43,11 +45,11 @@ def main() -> int:
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606
     with scratch() as (directory, socket):
-        if sys.argv[1:] != ["--stdin"]:
+        if sys.argv[1:2] != ["--stdin"]:
             return command(sys.argv[1:], directory, socket)
         # So that Redis and the directory go when the tests end this process.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        for library in LIBRARIES:
+        for library in (*LIBRARIES, *sys.argv[2:]):
             importlib.import_module(library)
         for line in sys.stdin:
             print(json.dumps(forked(json.loads(line), directory, socket)), flush=True)
@@ -88,7 +90,7 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
     parser.add_argument("--verbs", metavar="NAME,NAME", help="these, in every run")
     parser.add_argument("--minutes", type=float, default=60.0, help="begins no run after that")
     parser.add_argument("--broken", metavar="NAME", help="a variant that must be caught")
-    parser.add_argument("--stdin", action="store_true", help="alone: a command a line, as JSON")
+    parser.add_argument("--stdin", action="store_true", help="first: a command a line, as JSON")
     asked = parser.parse_args(words)
     first, _, last = asked.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.simulation.__main__ import WORLD
 from tests.simulation.broken import ROOT
 
 COMMAND = (sys.executable, "-m", "tests.simulation")
@@ -21,17 +22,20 @@ class Ran(NamedTuple):
 
 
 class Simulator:
-    """One process for all: Python, libraries and Redis are started once. Each command is a fork of it."""
+    """One process for all: Python, libraries and Redis are started once. Each command is a fork of it.
 
-    def __init__(self) -> None:
+    `imported`: a module of the project that it imports too.
+    """
+
+    def __init__(self, *imported: str) -> None:
+        self._imported = imported
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, *words: str) -> Ran:
         if self._process is None:
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                [*COMMAND, "--stdin"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
-            )
+            argv = [*COMMAND, "--stdin", *self._imported]
+            self._process = subprocess.Popen(argv, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -52,6 +56,15 @@ class Simulator:
 
 @pytest.fixture(scope="session")
 def simulate() -> Iterator[Simulator]:
+    """Runs of toc as it is: imported once."""
+    simulator = Simulator(WORLD)
+    yield simulator
+    simulator.close()
+
+
+@pytest.fixture(scope="session")
+def simulate_broken() -> Iterator[Simulator]:
+    """Runs of variants: each imports a copy of its own."""
     simulator = Simulator()
     yield simulator
     simulator.close()

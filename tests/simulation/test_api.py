@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 import toc
+from tests.deep import ALL
 from tests.simulation.__main__ import scratch
 from tests.simulation.install import installed
 from tests.simulation.kernel import Kernel, Process
@@ -41,7 +42,7 @@ from toc.errors import DuplicateJob, InvalidInput
 from toc.handlers.registry import Registry
 from toc.node.node import Node
 
-EXAMPLES = int(os.environ.get("TOC_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("TOC_TEST_EXAMPLES", "60" if ALL else "25"))
 """Of so many rows of calls; more by night."""
 
 CALLS = 30
@@ -251,7 +252,19 @@ class Machine(RuleBasedStateMachine):
             assert (answer, answer.job_id) == ("redriven", job_id)
             job.renew(self._ms_of_row(job_id, before_ms, 0), self.now_ms)
 
-    @rule(name=st.sampled_from(("cancel", "redrive")))
+    @rule(who=WHO)
+    def discard(self, who: Who) -> None:
+        job = self._who(who)
+        if job is None:
+            return
+        answer = self._call(lambda: self.center.discard(job.job_id))
+        if job.status == "dead":
+            assert (answer, answer.job_id, answer.ok) == ("cancelled", job.job_id, True)
+            job.status = "cancelled"
+        else:
+            assert (answer, answer.job_id, answer.attempts) == job.answer
+
+    @rule(name=st.sampled_from(("cancel", "redrive", "discard")))
     def nobody_knows_it(self, name: str) -> None:
         answer = self._call(lambda: getattr(self.center, name)(2**40))
         assert answer == "unknown"

@@ -24,7 +24,7 @@ FAILED_ONCE = {
 stays in broken.py, or has a test of its own."""
 
 AGAIN = 5
-PARTS = max(5, SEEDS // 25)  # what has to be alone waits for the end of one
+PARTS = max(5, SEEDS // 25)
 MINUTES_MAX = 12.0
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,13 +88,13 @@ def test_whole_it_breaks_nothing_where_the_variants_are_caught(
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_broken_variant_is_caught(
-    simulate: Simulator, variant: Variant, request: pytest.FixtureRequest
+    simulate_broken: Simulator, variant: Variant, request: pytest.FixtureRequest
 ) -> None:
     """By the run that is known to catch it. Where the draws have changed, that is another run: then by a search."""
     words = ("--broken", variant.name, "--minutes", "5")
-    is_known = simulate(*words, "--seeds", f"{variant.seed}-{variant.seed}").status == 0
+    is_known = simulate_broken(*words, "--seeds", f"{variant.seed}-{variant.seed}").status == 0
     if SEARCH or not is_known:
-        ran = simulate(*words, "--seeds", BROKEN_SEEDS)
+        ran = simulate_broken(*words, "--seeds", BROKEN_SEEDS)
         # On a slow machine the minutes may end before the search gets to the known seed.
         assert ran.status == 0 or is_known, ran.said
         if ran.status:

@@ -50,11 +50,13 @@ VERBS = (
     "countdown",
     "per",
     "batch",
+    "discard",
     "priority",
 )
 """alone: recurring schedules without their keepers; the settle of each occurrence must make the next one.
 
-per: a concurrency for each business id. batch: a handler that gets several jobs. priority: alone, in runs with
+per: a concurrency for each business id. batch: a handler that gets several jobs. discard: dead jobs are
+cancelled, some of them while they are redriven. priority: alone, in runs with
 one node and one database: nodes and databases do not compare their jobs; and without a scanner, which
 compares the jobs of a page only.
 """
@@ -67,6 +69,7 @@ VERB_TYPES = {
     "shops": Terms(6.0, 4, fails_first=True),
     "ranked": Terms(6.0, 4),
     "bunch": Terms(1.0, 6, fails=True),
+    "doomed": Terms(1.0, 1, fails=True),
 }
 PRIORITY_SHARE = 0.1  # of the runs with verbs have priorities
 AGEING_S = 1.0
@@ -85,6 +88,7 @@ UNFIT: dict[str, frozenset[str]] = {
     "countdown": frozenset(),
     "per": _LINKS | _REDIS,
     "batch": frozenset(),
+    "discard": frozenset(),
     "priority": _LINKS | _REDIS | {"freeze", "kill", "stop", "wipe", "client", "misfits"},
 }
 """Faults under which a verb's exact bounds do not hold (ADR 45 has the table of the limits')."""
@@ -158,7 +162,8 @@ class Verbs:
         """Starts a task for each verb of the run."""
         scripts: dict[str, Callable[[TimeoutCenter], None]] = {
             "pause": self._pause, "limits": self._limit, "recurring": self._recur, "countdown": self._count_down,
-            "per": self._limit_shops, "batch": self._schedule_bunches, "priority": self._rank,
+            "per": self._limit_shops, "batch": self._schedule_bunches, "discard": self._discard_dead,
+            "priority": self._rank,
         }  # fmt: skip
         kinds = {"rate": "limits", "concurrency": "limits", "alone": "recurring"}
         for name in sorted({kinds.get(verb, verb) for verb in self._plan.verbs}):
@@ -303,6 +308,47 @@ class Verbs:
         for _ in range(self._rng.choice((2, 3))):
             self._schedule(center, "bunch", self._rng.randint(3, 8), self._rng.choice((0, 0.5)))
             self._wait(0.5, 4)
+
+    def _discard_dead(self, center: TimeoutCenter) -> None:
+        """Discards dead jobs, as long as there is trouble; some calls meet a redrive of the same job."""
+        rng, end_s = self._rng, self._kernel.now_s + self._plan.trouble_s
+        # A simulated process takes Redis' time for the database's, which may be an hour ahead under "clocks": then
+        # a redriven job would be due in an hour.
+        may_redrive = not self._plan.bare and not self._plan.faults & {"clocks", "steps"}
+        while self._kernel.now_s < end_s:
+            self._schedule(center, "doomed", rng.randint(1, 4), 1)
+            self._wait(0.2, 2)
+            try:
+                dead = center.dead(10)
+            except TocError:
+                continue
+            for job in rng.sample(dead, min(2, len(dead))):
+                if may_redrive and rng.random() < 0.5:
+                    self._tasks += 1
+                    self._kernel.spawn(
+                        lambda job=job: self._redrive(center, job.job_id, job.biz_type),
+                        self._process,
+                    )
+                self._discard(center, job.job_id, job.biz_type)
+
+    def _redrive(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
+        self._kernel.wait(self._rng.uniform(0, 0.01))
+        self._world.redrive(center, job_id, biz_type)
+        self._tasks -= 1
+
+    def _discard(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
+        known = self._world.oracle.known(job_id, biz_type)
+        self._kernel.wait(self._rng.uniform(0, 0.01))
+        try:
+            answer = center.discard(job_id)
+        except TocError:
+            known.maybe_cancelled = True
+            return
+        self._kernel.tell(f"discard {job_id}: {answer}")
+        if answer == "cancelled":
+            self._world.oracle.cancelled(job_id, known)
+        elif answer == "already_cancelled":  # perhaps by a try of this call whose answer was lost
+            known.maybe_cancelled = True
 
     def _declare(self, biz_type: str, limits: LimitsSet, fields: dict[str, Any]) -> None:
         wanted = DeclaredType.from_fields(biz_type, fields)

@@ -564,7 +564,7 @@ class World:
                 last = 1 if self.plan.calm else 5
                 self._reschedule(center, *rng.choice(self._jobs[-last:]))
             elif not self.plan.bare:  # one between a settle and its ack is the scanner's to find
-                self._redrive(center, *rng.choice(self._jobs))
+                self.redrive(center, *rng.choice(self._jobs))
         if not self.plan.bare:  # else it stays until its last reminder is in Redis
             center.close()
         self._clients.remove(process)
@@ -655,7 +655,7 @@ class World:
             self.kernel.tell(f"reschedule {job_id} to {ms}: {error}")
         self.oracle.rescheduled(known, ms, asked, self.servers.true_ms, is_sure=sure)
 
-    def _redrive(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
+    def redrive(self, center: TimeoutCenter, job_id: int, biz_type: str) -> None:
         known = self.oracle.known(job_id, biz_type)
         before = known.redriven, known.any_time
         known.redriven = known.any_time = True  # it is due when it was asked for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toc.testing import (
     CancelAnswered,
+    DiscardAnswered,
     Ended,
     Entry,
     Fault,
@@ -34,6 +35,10 @@ def move(answer: str, due_ms: int, at_ms: float, job_id: int = 1) -> RescheduleA
 
 def redriven(at_ms: float, answer: str = "redriven", job_id: int = 1) -> Redriven:
     return Redriven(job_id, answer, at_ms - 5, at_ms)
+
+
+def discard(at_ms: float, answer: str = "cancelled", job_id: int = 1) -> DiscardAnswered:
+    return DiscardAnswered(job_id, answer, at_ms - 5, at_ms)
 
 
 def token(attempt: int, process: str = "w1", job_id: int = 1) -> str:

@@ -10,6 +10,7 @@ import pytest
 from tests.testing.histories import (
     TYPE,
     cancel,
+    discard,
     end,
     fault,
     move,
@@ -110,6 +111,22 @@ LEGAL: dict[str, History] = {
         *POISON, redriven(1200, ""), start(1300, claim="again"), end(1301, claim="again"),
         row(claim="again"),
     ],
+    "discarded": [*POISON, discard(1200), row("cancelled", 2)],
+    "discarded after it died again": [
+        *POISON, redriven(1200), start(1300, claim="a"), end(1301, claim="a", failed=True),
+        start(1400, 2, claim="b"), end(1401, 2, claim="b", failed=True), discard(1500),
+        row("cancelled", 2, claim="b"),
+    ],
+    "discard lost, and it had effect": [*POISON, discard(1200, ""), row("cancelled", 2)],
+    "discard lost, and it had none": [*POISON, discard(1200, ""), row("dead", 2, letter=True)],
+    "discard repeated after a lost answer": [
+        *POISON, fault("cut", 1190, 1199), discard(1200, "already_cancelled"), row("cancelled", 2),
+    ],
+    "discarded, and too late to redrive or cancel": [
+        *POISON, discard(1200), redriven(1300, "already_cancelled"), discard(1400, "already_cancelled"),
+        cancel("already_cancelled", 1500), row("cancelled", 2),
+    ],
+    "discard when it lives": [scheduled(), discard(505, "pending"), *run(1001), row()],
     "moved on": [scheduled(), MOVED, *run(2001), row(due_ms=2000)],
     "moved ahead": [scheduled(), move("rescheduled", 600, 505), *run(601), row(due_ms=600)],
     "moved too late": [scheduled(), *run(1001), move("done", 2000, 1505), row()],
@@ -340,6 +357,39 @@ BROKEN: dict[str, tuple[Kind, History]] = {
         Kind.WRONG,
         [scheduled(), cancel("cancelled", 505), cancel("cancelled", 600), row("cancelled", 0)],
     ),
+    "started after a discard": (
+        Kind.AFTER_CANCEL,
+        [
+            *POISON, discard(1200), redriven(1300), start(1400, claim="again"),
+            end(1401, claim="again"), row(claim="again"),
+        ],
+    ),
+    "started after a discard found it cancelled": (
+        Kind.AFTER_CANCEL,
+        [
+            *POISON, discard(1200, ""), discard(1250, "already_cancelled"), redriven(1300),
+            start(1400, claim="again"), end(1401, claim="again", failed=True), row("cancelled", 1),
+        ],
+    ),
+    "discarded, and the row is dead": (
+        Kind.WRONG, [*POISON, discard(1200), row("dead", 2, letter=True)],
+    ),
+    "discarded, and the letter is there": (
+        Kind.WRONG, [*POISON, discard(1200), row("cancelled", 2, letter=True)],
+    ),
+    "discarded twice": (
+        Kind.WRONG, [*POISON, discard(1200), discard(1300), row("cancelled", 2)],
+    ),
+    "discarded and cancelled": (
+        Kind.WRONG, [*POISON, discard(1200), cancel("cancelled", 1300), row("cancelled", 2)],
+    ),
+    "discarded before it was dead": (
+        Kind.WRONG, [scheduled(), *run(1001, failed=True), discard(1200), row("cancelled", 1)],
+    ),
+    "discarded, and it had succeeded": (
+        Kind.WRONG,
+        [scheduled(), *run(1001, failed=True), *run(1100, 2), discard(1200), row("cancelled", 2)],
+    ),
     "dead, and it had succeeded": (
         Kind.WRONG, [scheduled(), *run(1001, failed=True), *run(1100, 2), row("dead", 2)],
     ),
@@ -529,13 +579,16 @@ def test_counts() -> None:
         *POISON, redriven(1200), start(1300, claim="again"), end(1301, claim="again"), row(claim="again"),
         scheduled(2), move("rescheduled", 2000, 505, 2), *run(2003, job_id=2), row(job_id=2, due_ms=2000),
         scheduled(3), cancel("", 400, 3), cancel("running", 1001, 3), *run(1001, job_id=3), row(job_id=3),
+        scheduled(4), *run(1001, job_id=4, failed=True), discard(1200, job_id=4), discard(1300, "", 4),
+        row("cancelled", job_id=4),
         ScheduleUnanswered(TYPE, 2, 5, 10),
     ]  # fmt: skip
     report = verdict(history)
     assert report.problems == []
-    assert (report.scheduled, report.starts, report.retries) == (3, 5, 2)
-    assert (report.rescheduled, report.redriven, report.cancelled_too_late) == (1, 1, 1)
-    assert (report.unanswered, report.entries, report.by_status) == (2, len(history), {"done": 3})
+    assert (report.scheduled, report.starts, report.retries) == (4, 6, 2)
+    assert (report.rescheduled, report.redriven, report.discarded) == (1, 1, 1)
+    assert (report.cancelled_too_late, report.unanswered) == (1, 3)
+    assert (report.entries, report.by_status) == (len(history), {"done": 3, "cancelled": 1})
 
 
 def test_a_token_that_has_lost_its_mark_is_of_the_same_claim() -> None:

@@ -5,6 +5,7 @@ from threading import Thread
 
 from toc.testing import (
     CancelAnswered,
+    DiscardAnswered,
     Ended,
     Fault,
     Journal,
@@ -27,6 +28,7 @@ ENTRIES = [
     CancelAnswered(1, "cancelled", 2.5, 3.5),
     RescheduleAnswered(2, "", 5, 2.5, 3.5),
     Redriven(2, "redriven", 2.5, 3.5),
+    DiscardAnswered(2, "already_cancelled", 2.5, 3.5),
     Started(3, "order.close", 1, 4.5, "w", "w:1"),
     Ended(3, 1, failed=True, at_ms=5.5, process="w", token="w:1"),
     Fault("kill", 1.0, 2.5, ("w", "v")),

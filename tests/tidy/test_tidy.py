@@ -162,7 +162,7 @@ OUTSIDE = {
     "kazoo": ("toc/cluster/",),
     "httpcore": ("toc/webhooks/",),
     "cryptography": ("toc/runtime/key_ring.py",),
-    "opentelemetry": ("toc/integrations/opentelemetry.py",),
+    "opentelemetry": ("toc/integrations/opentelemetry",),
     "sentry_sdk": ("toc/integrations/sentry.py",),
     "pyspark": ("toc/reconcile/",),
     "apscheduler": ("toc/reconcile/",),

@@ -23,7 +23,7 @@ from toc.handlers.hook_calls import (
     wrap_batch_handler,
     wrap_handler,
 )
-from toc.handlers.hooks import HOOKS_MAX, HandlerRun, Hooks, ScheduleCall
+from toc.handlers.hooks import HOOKS_MAX, CallBatch, HandlerRun, Hooks, ScheduleCall
 from toc.handlers.registry import registry
 from toc.handlers.verdicts import Drop, Retry
 
@@ -230,7 +230,7 @@ def test_hooks_around_schedule_follow_the_table(before: list[str], jobs: int) ->
 
         hooks.before_schedule(lambda call, hook=hook: hook(call))
     hooks.after_schedule(lambda call: ended.append((int(call.biz_id), call.error)))
-    calls = [ScheduleCall(n, "a", DELAY) for n in range(jobs)]
+    calls = [ScheduleCall(n, "a", DELAY, CallBatch(jobs, ("a",))) for n in range(jobs)]
     fails = "raise" in before or (bool(before) and before[-1] == "bad trace")
     if not fails:
         begin_calls(hooks.registered, calls)
@@ -257,7 +257,7 @@ def test_an_error_after_schedule_is_logged_only(caplog: pytest.LogCaptureFixture
         raise ValueError("no")
 
     caplog.set_level(logging.ERROR)
-    end_calls(hooks.registered, [ScheduleCall(1, "a", DELAY)])
+    end_calls(hooks.registered, [ScheduleCall(1, "a", DELAY, CallBatch(1, ("a",)))])
     assert calls == ["second", "first"]
     assert "the after_schedule hook" in caplog.text
 

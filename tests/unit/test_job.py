@@ -18,9 +18,12 @@ def test_numbers_that_dbas_query() -> None:
     assert [status for status in Status if status.live] == [Status.PENDING, Status.RUNNING]
 
 
-def test_what_has_ended_stays_so_but_for_a_redrive() -> None:
+def test_what_has_ended_stays_so_but_for_the_dead() -> None:
     assert TRANSITIONS[Status.DONE] == TRANSITIONS[Status.CANCELLED] == {}
-    assert TRANSITIONS[Status.DEAD] == {"redrive": Status.PENDING}
+    assert TRANSITIONS[Status.DEAD] == {
+        "redrive": Status.PENDING,
+        "discard": Status.CANCELLED,
+    }
     assert set(TRANSITIONS) == set(Status)
 
 

@@ -53,6 +53,9 @@ OWN_TESTS = {
 
 NOT_HERE = {
     ("how-to/hooks.md", 0): "tests/worker/test_payload_pages.py runs it",
+    ("how-to/hooks.md", 1): "tests/integrations/test_sentry.py runs it",
+    ("how-to/tracing.md", 0): "tests/cli/test_tracing_page.py runs it",
+    ("how-to/tracing.md", 1): "tests/integrations/test_opentelemetry.py runs it",
     ("how-to/sinks.md", 0): "tests/sinks/test_redis_stream.py runs it",
     (
         "how-to/own-transaction.md",
@@ -67,10 +70,11 @@ BLOCKS = {
     "how-to/business-ids.md": 2,
     "how-to/async.md": 2,
     "how-to/handlers.md": 3,
-    "how-to/hooks.md": 3,
+    "how-to/hooks.md": 2,
     "how-to/own-transaction.md": 3,
     "how-to/sinks.md": 3,
     "how-to/testing.md": 3,
+    "how-to/tracing.md": 2,
 }
 """Pages with blocks that the tests below run, and how many blocks each page has."""
 
@@ -191,14 +195,6 @@ def test_handlers(
     record = logging.makeLogRecord({"msg": "hello", "levelno": logging.INFO, "levelname": "INFO"})
     assert handler.filter(record)
     assert re.fullmatch(r".* INFO hello \[job .*\]", handler.format(record))
-
-
-def test_hooks_for_traces_and_reports(rig: Rig) -> None:
-    _, traces, reports = python_blocks("how-to/hooks.md")
-    run(traces, {})
-    run(reports, {})
-    job_id = rig.center.schedule(1, timedelta(hours=1), biz_type="page.a")
-    assert rig.status(job_id) is Status.PENDING
 
 
 def test_own_transaction(mysql_rig: Rig, engine: sqlalchemy.Engine) -> None:

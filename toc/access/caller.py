@@ -11,8 +11,9 @@ Scope = Literal["schedule", "cancel", "consume", "read", "operate", "admin"]
 """A kind of call. No scope contains another one.
 
 schedule: make jobs. cancel: cancel and reschedule them. consume: take leases and settle them. read: see
-jobs. operate: redrive, run now, change sets of jobs; pause and resume types; pause, resume, run and backfill
-recurring schedules. admin: declare types and recurring schedules; pause and resume topics and everything.
+jobs. operate: redrive, discard, run now, change sets of jobs; pause and resume types; pause, resume, run and
+backfill recurring schedules. admin: declare types and recurring schedules; pause and resume topics and
+everything.
 """
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

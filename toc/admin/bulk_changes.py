@@ -1,4 +1,4 @@
-"""Cancels, postpones and redrives many jobs: a dry run counts them, a real run changes them.
+"""Cancels, postpones, redrives and discards many jobs: a dry run counts them, a real run changes them.
 
 A run first reads the ids of all jobs that match and can be changed, so it knows their number
 before the first change. Jobs that begin to match after this reading are not changed. Then the run changes the

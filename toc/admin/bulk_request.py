@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from toc.domain.argument_checks import REASON_CHARS_MAX, check_actor, check_reason
-from toc.domain.job import Status
+from toc.domain.job import TRANSITIONS, Status
 from toc.domain.times import MS_MAX
 from toc.errors import InvalidInput
 from toc.store.bulk_update import BulkChange
@@ -40,14 +40,18 @@ class BulkVerb(StrEnum):
     CANCEL = "cancel"
     POSTPONE = "postpone"
     REDRIVE = "redrive"
+    DISCARD = "discard"
 
     @property
     def required_status(self) -> Status:
         """The status that a job must have to be changed."""
-        return Status.DEAD if self is BulkVerb.REDRIVE else Status.PENDING
+        dead = self in (BulkVerb.REDRIVE, BulkVerb.DISCARD)
+        return Status.DEAD if dead else Status.PENDING
 
-
-_WHAT = {BulkVerb.CANCEL: "cancel", BulkVerb.POSTPONE: "reschedule", BulkVerb.REDRIVE: "redrive"}
+    @property
+    def transition(self) -> str:
+        """The verb of `domain.job.TRANSITIONS` that changes each job."""
+        return "reschedule" if self is BulkVerb.POSTPONE else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +114,14 @@ class BulkRequest:
             how = f"to {sql_time_of_ms(self.to_ms)} UTC: "
         elif self.by_ms is not None:
             how = f"by {self.by_ms / 1000:g} s: "
-        to = Status.CANCELLED if verb is BulkVerb.CANCEL else Status.PENDING
+        before, what = verb.required_status, verb.transition
         move = TransitionEvent(
-            _WHAT[verb], verb.required_status, to, self.actor, how + self.reason, self.run
+            what, before, TRANSITIONS[before][what], self.actor, how + self.reason, self.run
         )
         return BulkChange(move, lambda due_ms: self._new_due_ms(due_ms, now_ms))
 
     def _new_due_ms(self, due_ms: int | None, now_ms: int) -> int | None:
-        if self.verb is BulkVerb.CANCEL:
+        if self.verb in (BulkVerb.CANCEL, BulkVerb.DISCARD):
             return None
         if self.by_ms is not None:
             return max(due_ms or 0, now_ms) + self.by_ms

@@ -254,7 +254,9 @@ class _JobStateDescriber:
         )
         parts: list[str] = [ended]
         if job.status is Status.DEAD:
-            parts.append(sentence("`toc dead redrive` makes it pending again"))
+            parts.append(
+                sentence("`toc dead redrive` makes it pending again, `toc dead discard` cancels it")
+            )
         if place is not None and not place.has_no_reminder:
             parts.append(sentence("Redis still has its reminder, which the next claim removes"))
         agrees = None if place is None else place.has_no_reminder

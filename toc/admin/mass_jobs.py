@@ -82,7 +82,7 @@ class RowsOfSelection:
         parts: list[Condition] = [
             Comparison(Column("biz_type"), "=", jobs.biz_type), _equals("tenant", jobs.tenant),
         ]  # fmt: skip
-        if self.verb == "redrive":
+        if self.verb != "cancel":
             # A job that was redriven since, and has died again, is another death: its row is younger.
             parts.append(Comparison(Column("gmt_modified"), "<=", jobs.as_of_ms))
         else:
@@ -109,10 +109,10 @@ def choose_mass_jobs(changes: BulkChanges, verb: MassVerb, jobs: JobSelection) -
     """The jobs that a mass change is about. Raises StoreUnavailable and SchemaMismatch."""
     chosen = ChosenJobs()
     for database in changes.databases:
-        if verb == "redrive":
-            _choose_dead_jobs(changes, database, jobs, chosen)
-        else:
+        if verb == "cancel":
             _choose_pending_jobs(changes, database, jobs, chosen)
+        else:
+            _choose_dead_jobs(changes, database, jobs, chosen)
     return chosen
 
 

@@ -84,6 +84,7 @@ class AsyncTimeoutCenter:
     countdown = _in_thread(TimeoutCenter.countdown)
     debounce = _in_thread(TimeoutCenter.debounce)
     redrive = _in_thread(TimeoutCenter.redrive)
+    discard = _in_thread(TimeoutCenter.discard)
     pause = _in_thread(TimeoutCenter.pause)
     resume = _in_thread(TimeoutCenter.resume)
     pauses = _in_thread(TimeoutCenter.pauses)

@@ -448,9 +448,23 @@ class TimeoutCenter:
         answer = state.jobs.redrive(job_id, now_ms, reason, actor)
         if answer == "unknown":
             return target.make_answer_for_no_job(state)
-        if answer.ok:
-            state.arm_changed_job(job_id, now_ms)
+        if answer.ok and answer.job_id is not None:  # the answer may name a copy of that job
+            state.arm_changed_job(answer.job_id, now_ms)
         return answer
+
+    def discard(
+        self, job_id: int, *, reason: str | None = None, actor: str | None = None
+    ) -> Answer:
+        """Cancels a dead job, which can then not be redriven any more. Its dead letter is deleted.
+
+        Returns "cancelled" (`bool(answer)` is True); otherwise the job's current status (`bool(answer)` is
+        False), or "unknown". `reason` and `actor` (default: the client's): for the job's events.
+        """
+        _check_words(reason, actor)
+        target = JobTarget.from_arguments(job_id)
+        state = self._open_connections()
+        answer = state.jobs.discard(job_id, reason, actor)
+        return target.make_answer_for_no_job(state) if answer == "unknown" else answer
 
     # ---- pause
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from toc.center.job_spec import CheckedJob
 from toc.domain.times import datetime_of
 from toc.handlers.hook_calls import begin_calls, end_calls
-from toc.handlers.hooks import Hooks, RegisteredHooks, ScheduleCall
+from toc.handlers.hooks import CallBatch, Hooks, RegisteredHooks, ScheduleCall
 
 if TYPE_CHECKING:  # a remote client has no store
     from toc.store.jobs import InsertResult
@@ -22,7 +22,8 @@ class HookedSchedule:
 
     def __init__(self, hooks: RegisteredHooks, wanted: Sequence[CheckedJob]) -> None:
         self._hooks = hooks
-        self._calls = [_make_call(job) for job in wanted]
+        batch = CallBatch(len(wanted), tuple(sorted({job.biz_type for job in wanted})))
+        self._calls = [_make_call(job, batch) for job in wanted]
         begin_calls(hooks, self._calls)
         self.jobs = [
             job if call.trace == job.trace else job._replace(trace=call.trace)
@@ -51,9 +52,9 @@ def begin_schedule(hooks: Hooks, wanted: Sequence[CheckedJob]) -> HookedSchedule
     return HookedSchedule(registered, wanted) if registered.are_around_schedule else None
 
 
-def _make_call(job: CheckedJob) -> ScheduleCall:
+def _make_call(job: CheckedJob, batch: CallBatch) -> ScheduleCall:
     when = job.action_time
     return ScheduleCall(
         job.business.given_id, job.biz_type, datetime_of(when) if isinstance(when, int) else when,
-        job.dedup_key, job.business.tenant, job.trace,
+        batch, job.dedup_key, job.business.tenant, job.trace,
     )  # fmt: skip

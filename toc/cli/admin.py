@@ -1,4 +1,4 @@
-"""`toc admin cancel`, `postpone` and `redrive`: change many jobs, with their reminders and events."""
+"""`toc admin cancel`, `postpone`, `redrive`, `discard`: change many jobs, with reminders and events."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Run = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class BulkOptions:
-    """The options of the three commands; `by` and `to` are of postpone."""
+    """The options of these commands; `by` and `to` are of postpone."""
 
     where: str
     reason: str | None
@@ -147,6 +147,27 @@ def bulk_redrive(
     """
     options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
     return _count_or_change_jobs(output, BulkVerb.REDRIVE, options)
+
+
+@answering_command
+def bulk_discard(
+    output: Output,
+    *,
+    where: WhereText,
+    reason: Why = None,
+    actor: Actor = None,
+    yes: Yes = False,
+    per_second: PerSecond = PER_SECOND,
+    limit: Limit = LIMIT,
+    database: DatabaseNo = None,
+    run: Run = None,
+) -> int:
+    """Cancel the dead jobs that match. Without --yes this only counts these jobs.
+
+    A job that was discarded is cancelled for good: no redrive makes it pending again.
+    """
+    options = BulkOptions(where, reason, actor, yes, per_second, limit, database, run)
+    return _count_or_change_jobs(output, BulkVerb.DISCARD, options)
 
 
 # ---- the run

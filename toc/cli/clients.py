@@ -75,7 +75,7 @@ def confirm_at_terminal(question: str) -> None:
 
 
 def print_answer(output: Output, answer: Answer) -> int:
-    """Prints the answer of cancel, reschedule or redrive; returns 0 only if the job was changed."""
+    """Prints the answer of cancel or reschedule; returns 0 only if the job was changed."""
     job = "" if answer.job_id is None else f"job {answer.job_id}: "
     tried = f" (attempts: {answer.attempts})" if answer.attempts else ""
     hint = f": {answer.hint}" if answer.hint else ""

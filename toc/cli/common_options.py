@@ -17,6 +17,8 @@ import typer
 from toc.cli import exit_codes, logs
 from toc.cli.output import Output
 
+log = logging.getLogger(__name__)
+
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Log more, and show the traceback of an error.")
 ]
@@ -59,6 +61,10 @@ def _make_command(
         except Exception as error:
             if is_usage_error(error):
                 raise
+            if log_json and not isinstance(error, BrokenPipeError):
+                text, code = exit_codes.error_text_and_code(error)
+                log.log(logging.ERROR, "%s", text, exc_info=error if verbose else None)
+                return code
             return exit_codes.print_error(error, verbose=verbose)
 
     # Typer builds the options from the signature: the function's own parameters, without the output, and the

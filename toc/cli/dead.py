@@ -1,12 +1,14 @@
-"""`toc dead list` and `toc dead redrive`."""
+"""`toc dead list`, `toc dead redrive` and `toc dead discard`."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
+from toc.center.center import TimeoutCenter
 from toc.cli.clients import (
     AnyType,
     Reason,
@@ -19,13 +21,16 @@ from toc.cli.common_options import answering_command
 from toc.cli.exit_codes import NO, OK, USAGE, CommandError
 from toc.cli.output import Output
 from toc.cli.time_texts import time_for_people
+from toc.domain.job import Answer
 
 ERROR_COLUMNS = 100
-REDRIVE_MAX = 10_000
+JOBS_MAX = 10_000
 
-Limit = Annotated[
-    int, typer.Option("--limit", min=1, max=REDRIVE_MAX, help="At most so many jobs.")
-]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=JOBS_MAX, help="At most so many jobs.")]
+JobIds = Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Change = Callable[[TimeoutCenter, int], Answer]
+"""Changes the job with this id."""
 
 
 @answering_command
@@ -56,13 +61,13 @@ def list_dead(output: Output, biz_type: AnyType = None, limit: Limit = 50) -> No
 def redrive_dead(
     output: Output,
     *,
-    job_ids: Annotated[list[int] | None, typer.Argument(metavar="[JOB_ID]...")] = None,
+    job_ids: JobIds = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Redrive the dead jobs of --type, newest first.")
     ] = False,
     biz_type: AnyType = None,
     limit: Limit = 1000,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     reason: Reason = None,
 ) -> int:
     """Give dead jobs a new life: due now, with all their attempts.
@@ -70,15 +75,56 @@ def redrive_dead(
     Either those named, or with --all --type T the dead jobs of a type, at most --limit; --all asks
     for confirmation unless --yes. Exits 1 when a job was not redriven.
     """
+    return _change_dead_jobs(
+        output, "Redrive", lambda center, job_id: center.redrive(job_id, reason=reason),
+        job_ids or [], everything, biz_type, limit, yes,
+    )  # fmt: skip
+
+
+@answering_command
+def discard_dead(
+    output: Output,
+    *,
+    job_ids: JobIds = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Discard the dead jobs of --type, newest first.")
+    ] = False,
+    biz_type: AnyType = None,
+    limit: Limit = 1000,
+    yes: Yes = False,
+    reason: Reason = None,
+) -> int:
+    """Cancel dead jobs for good: they cannot be redriven any more, and `dead list` does not show them.
+
+    Either those named, or with --all --type T the dead jobs of a type, at most --limit; --all asks
+    for confirmation unless --yes. Exits 1 when a job was not cancelled.
+    """
+    return _change_dead_jobs(
+        output, "Discard", lambda center, job_id: center.discard(job_id, reason=reason),
+        job_ids or [], everything, biz_type, limit, yes,
+    )  # fmt: skip
+
+
+def _change_dead_jobs(
+    output: Output,
+    verb: str,
+    change: Change,
+    job_ids: Sequence[int],
+    everything: bool,
+    biz_type: str | None,
+    limit: int,
+    yes: bool,
+) -> int:
+    """Changes the named dead jobs, or the newest of a type; returns the exit code."""
     if bool(job_ids) == everything or (everything and biz_type is None):
         raise CommandError("give JOB_IDs, or --all with --type", USAGE)
     with open_client() as center:
-        ids = list(job_ids or [])
+        ids = list(job_ids)
         if everything:
             ids = [job.job_id for job in center.dead(limit, biz_type)]
             if ids and not yes:
-                confirm_at_terminal(f"Redrive {len(ids)} dead jobs of type {biz_type}?")
-        found = [(job_id, center.redrive(job_id, reason=reason)) for job_id in ids]
+                confirm_at_terminal(f"{verb} {len(ids)} dead jobs of type {biz_type}?")
+        found = [(job_id, change(center, job_id)) for job_id in ids]
     counts = Counter(str(answer) for _, answer in found)
     output.print_table(
         {

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from toc.domain.secret_masking import mask_secrets
 from toc.domain.text_escaping import cut_out_middle, escape_json_document, escape_to_one_line
 from toc.handlers.current_job import JobFilter
+
+log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 16_384
 """The beginning and the end of a long traceback are logged: an error may contain texts of any length."""
@@ -21,7 +24,7 @@ class _MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         record.name = escape_to_one_line(record.name)
-        record.message = escape_to_one_line(record.getMessage()) + _make_job_suffix(record)
+        record.message = escape_to_one_line(_message_of(record)) + _make_job_suffix(record)
         record.asctime = _utc_time_text(record.created)
         lines = [self.formatMessage(record)]
         for text in self._masked_tracebacks(record):
@@ -44,24 +47,37 @@ class _JsonFormatter(_MaskingFormatter):
             "time": _utc_time_text(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": mask_secrets(record.getMessage()),
+            "message": mask_secrets(_message_of(record)),
         }
-        line |= {name: vars(record)[name] for name in _IDS if vars(record).get(name) is not None}
+        values = {name: vars(record).get(name) for name in _FIELDS}
+        line |= {name: value for name, value in values.items() if value is not None}
+        # As in all JSON of toc: 64-bit numbers do not survive every reader.
+        line |= {name: str(line[name]) for name in ("job_id", "biz_id") if name in line}
         traces = [*self._masked_tracebacks(record)]
         if traces:
             line["exception"] = mask_secrets("\n".join(traces))
         return escape_json_document(json.dumps(line, ensure_ascii=False))
 
 
-_IDS = ("job_id", "biz_type", "biz_id", "attempt")
+_FIELDS = ("job_id", "biz_type", "biz_id", "attempt", "trace_id", "span_id")
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    """The text of a record; without its arguments, if a handler of the user gave wrong ones."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001 - whatever the arguments' own methods raise
+        return f"{record.msg} (the arguments of this log call do not fit: {type(error).__name__})"
 
 
 def _make_job_suffix(record: logging.LogRecord) -> str:
     """A text that names the job whose handler logs; empty if the message names the job."""
-    job_id = getattr(record, "job_id", None)
-    if job_id is None or str(job_id) in record.getMessage():
+    job_id, biz_type, attempt = (
+        vars(record).get(name) for name in ("job_id", "biz_type", "attempt")
+    )
+    if job_id is None or biz_type is None or str(job_id) in _message_of(record):
         return ""
-    return escape_to_one_line(f" [job {job_id} of {record.biz_type}, attempt {record.attempt}]")  # type: ignore[attr-defined]
+    return escape_to_one_line(f" [job {job_id} of {biz_type}, attempt {attempt}]")
 
 
 def configure_logging(level: int, *, as_json: bool) -> None:
@@ -83,6 +99,19 @@ def configure_logging(level: int, *, as_json: bool) -> None:
     logging.getLogger("apscheduler").setLevel(logging.WARNING)  # apscheduler logs its jobs
     logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx logs each call, with its URL
     logging.getLogger("toc").setLevel(level)  # debug is for toc only: drivers log too much
+
+
+def log_uncaught_errors() -> None:
+    """Makes log records of Python's warnings, and of exceptions that end threads."""
+    logging.captureWarnings(capture=True)
+    threading.excepthook = _log_thread_error
+
+
+def _log_thread_error(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is None or isinstance(ended.exc_value, SystemExit):
+        return
+    name = "" if ended.thread is None else ended.thread.name
+    log.error("an exception has ended the thread %s", name, exc_info=ended.exc_value)
 
 
 def _make_rich_handler() -> logging.Handler:

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from toc.cli import exit_codes
 from toc.cli.common_options import Verbose, answering_command, is_usage_error
+from toc.cli.logs import log_uncaught_errors
 from toc.cli.output import Output
 
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -70,6 +71,7 @@ JOB_COMMANDS: Commands = {
 DEAD_COMMANDS: Commands = {
     "list": ("dead.list_dead", "List dead jobs, newest first."),
     "redrive": ("dead.redrive_dead", "Give dead jobs a new life: due now, with all attempts."),
+    "discard": ("dead.discard_dead", "Cancel dead jobs: they cannot be redriven any more."),
 }
 TYPES_COMMANDS: Commands = {
     "declare": ("types.declare_type", "Declare a type: who does its jobs, on which terms."),
@@ -143,6 +145,7 @@ ADMIN_COMMANDS: Commands = {
     "cancel": ("admin.bulk_cancel", "Cancel the pending jobs that match."),
     "postpone": ("admin.bulk_postpone", "Postpone the pending jobs that match."),
     "redrive": ("admin.bulk_redrive", "Make the dead jobs that match pending again, due at once."),
+    "discard": ("admin.bulk_discard", "Cancel the dead jobs that match."),
 }
 
 
@@ -185,7 +188,7 @@ app = _make_group(
     "A timeout center: durable jobs in sharded MySQL, timed by Redis, never lost.", COMMANDS
 )
 job_app = _make_group("Show jobs.", JOB_COMMANDS)
-dead_app = _make_group("List and redrive jobs whose attempts are used up.", DEAD_COMMANDS)
+dead_app = _make_group("List, redrive and discard jobs whose attempts are used up.", DEAD_COMMANDS)
 admin_app = _make_group("Change many jobs: dry run, bounded rate, audit.", ADMIN_COMMANDS)
 types_app = _make_group("Declare types: handler, pull or sink; terms; schema.", TYPES_COMMANDS)
 recurring_app = _make_group(
@@ -279,6 +282,7 @@ def _explain_usage_error(error: Any) -> str:
 def run() -> NoReturn:
     """The program `toc`."""
     _open_closed_streams()
+    log_uncaught_errors()
     sys.exit(main())
 
 

@@ -21,6 +21,7 @@ from toc.client.transport import AsyncTransport
 from toc.client.verbs import Steps
 from toc.domain.retry_policies import DELAY_S_MAX
 from toc.errors import TocError
+from toc.handlers.current_job import log_fields_of_job
 from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.runtime.client_settings import ClientSettings
 from toc.runtime.clock import Clock
@@ -70,7 +71,11 @@ class LeaseSettler:
             try:
                 self._loop.call_soon_threadsafe(self._wake.set)
             except RuntimeError:  # the loop has ended: the lease ends by itself
-                log.warning("job %d: its outcome comes too late to be sent", run.job.job_id)
+                log.warning(
+                    "job %d: its outcome comes too late to be sent",
+                    run.job.job_id,
+                    extra=log_fields_of_job(run.job),
+                )
 
     async def run(self) -> None:
         """Sends endings until the task is cancelled."""

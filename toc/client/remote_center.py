@@ -140,8 +140,8 @@ class RemoteCenter(_RemoteBase):
 
     A call is repeated, at most `client.retries` times, if it certainly had no effect, or if a repetition does
     no harm. A job without a dedup_key is scheduled with an Idempotency-Key, so a repetition makes no second
-    job. `cancel`, `reschedule`, `redrive`, `run_now` and on_duplicate="error" are not repeated after a lost
-    answer: they raise ServerUnavailable.
+    job. `cancel`, `reschedule`, `redrive`, `discard`, `run_now` and on_duplicate="error" are not repeated
+    after a lost answer: they raise ServerUnavailable.
     """
 
     def __init__(
@@ -273,6 +273,10 @@ class RemoteCenter(_RemoteBase):
     def redrive(self, job_id: int, *, reason: str | None = None) -> Answer:
         """Makes a dead job pending again, as `TimeoutCenter.redrive`."""
         return self._transport.run_verb(self._verbs.redrive(job_id, reason=reason))
+
+    def discard(self, job_id: int, *, reason: str | None = None) -> Answer:
+        """Cancels a dead job, as `TimeoutCenter.discard`."""
+        return self._transport.run_verb(self._verbs.discard(job_id, reason=reason))
 
     def run_now(self, job_id: int, *, reason: str | None = None) -> Answer:
         """Makes a pending job due now, as `TimeoutCenter.run_now`."""
@@ -604,6 +608,7 @@ class AsyncRemoteCenter(_RemoteBase):
     cancel = _awaited(RemoteCenter.cancel)
     reschedule = _awaited(RemoteCenter.reschedule)
     redrive = _awaited(RemoteCenter.redrive)
+    discard = _awaited(RemoteCenter.discard)
     run_now = _awaited(RemoteCenter.run_now)
     pause = _awaited(RemoteCenter.pause)
     resume = _awaited(RemoteCenter.resume)

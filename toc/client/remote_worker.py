@@ -24,6 +24,7 @@ from toc.client.pauses import Pauses
 from toc.client.server_address import ServerAddress
 from toc.client.transport import AsyncTransport, Wiring
 from toc.errors import InvalidInput, TocError
+from toc.handlers.current_job import log_fields_of_job
 from toc.handlers.hook_calls import report_failure
 from toc.handlers.registry import Registry
 from toc.runtime.clock import Clock, SystemClock
@@ -307,6 +308,8 @@ class RemoteWorker:
         if self._is_draining or run.control.is_lost or left_s < held_s + margin_s:
             self._settle(run, None, give_back=True)
             return False
+        is_first = run.job.attempts == 1 and run.started_s == 0  # not alone, after its batch
+        run.control.lateness_s = run.lateness_s(now_s) if is_first else None
         run.started_s = now_s
         self._run_log.log_handler_start(run)
         return True
@@ -326,8 +329,9 @@ class RemoteWorker:
                 outcome = outcome_of_run(run, result, now_ms, 0.0, snooze_ms_min=snooze_ms_min)
             except Exception as error:  # an invalid verdict must not end the thread
                 log.exception(
-                    "the verdict of job %d is invalid: the attempt failed", run.job.job_id
-                )
+                    "the verdict of job %d is invalid: the attempt failed", run.job.job_id,
+                    extra=log_fields_of_job(run.job),
+                )  # fmt: skip
                 outcome = outcome_of_run(run, error, now_ms, 0.0, snooze_ms_min=snooze_ms_min)
             self._run_log.log_remote_end(run, result, outcome, now_s - run.started_s)
             if outcome.kind in FAILED and not run.control.is_lost:

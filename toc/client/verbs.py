@@ -172,6 +172,9 @@ class Verbs(PauseSteps):
     def redrive(self, job_id: int, *, reason: str | None = None) -> Steps[Answer]:
         return (yield from self._change_by_id("redrive", job_id, reason))
 
+    def discard(self, job_id: int, *, reason: str | None = None) -> Steps[Answer]:
+        return (yield from self._change_by_id("discard", job_id, reason))
+
     def run_now(self, job_id: int, *, reason: str | None = None) -> Steps[Answer]:
         return (yield from self._change_by_id("run_now", job_id, reason))
 

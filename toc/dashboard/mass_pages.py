@@ -122,7 +122,7 @@ def _explain(visit: Visit, problem: HttpProblem) -> str:
 def _rest_of(change: Mapping[str, Any]) -> dict[str, str]:
     """The query of the form for the jobs that an interrupted change has left."""
     fields = {name: change[name] for name in SELECTION if change[name] is not None}
-    if change["verb"] == "redrive":  # not those that it has redriven, and that have died again
+    if change["verb"] != "cancel":  # not those that were redriven, and have died again
         fields["until"] = min(change["until"] or change["as_of"], change["as_of"])
     return fields
 

@@ -42,6 +42,7 @@ PAGES = (
     button("/v1/jobs/{job_id}:cancel", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:run_now", "/ui/jobs/{job_id}"),
     button("/v1/jobs/{job_id}:redrive", "/ui/jobs/{job_id}"),
+    button("/v1/jobs/{job_id}:discard", "/ui/jobs/{job_id}"),
     button("/v1/types/{biz_type}:pause", "/ui/types/{biz_type}"),
     button("/v1/types/{biz_type}:resume", "/ui/types/{biz_type}"),
     change_form("/v1/types/{biz_type}", "/ui/types/{biz_type}", types_pages.changes_of_form),

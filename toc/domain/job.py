@@ -53,7 +53,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
         "take_over": Status.RUNNING,  # only when the lease is over, by the database's clock
         "undo_take_over": Status.RUNNING,  # no handler was started: the row becomes as before the take-over
     },
-    Status.DEAD: {"redrive": Status.PENDING},
+    Status.DEAD: {"redrive": Status.PENDING, "discard": Status.CANCELLED},
     Status.DONE: {},
     Status.CANCELLED: {},
 }
@@ -61,7 +61,7 @@ TRANSITIONS: dict[Status, dict[str, Status]] = {
 
 
 class AnswerKind(StrEnum):
-    """The possible answers of cancel, reschedule, run_now, redrive and arrive."""
+    """The possible answers of cancel, reschedule, run_now, redrive, discard and arrive."""
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
@@ -85,9 +85,9 @@ _OK = {
 
 
 class Answer(str):
-    """The answer of cancel, reschedule, run_now or redrive: one of the texts below, with facts as attributes.
+    """The answer of cancel, discard, reschedule, run_now or redrive: one of these texts, with facts.
 
-    cancelled | rescheduled | redriven    this call did it
+    cancelled | rescheduled | redriven    this call did it (discard: cancelled)
     running | done | already_cancelled | dead | pending    it did not: the job's current status
     superseded    redrive: a newer live job holds the job's key
     unknown       there is no such job
@@ -285,7 +285,7 @@ class Event:
 
     @property
     def took_ms(self) -> int | None:
-        """How long the attempt took that the event ends; None: see `claimed_ms`."""
+        """How long the attempt took that the event ends, from its claim; None: see `claimed_ms`."""
         return None if self.claimed_ms is None else max(0, self.at_ms - self.claimed_ms)
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-MassVerb = Literal["redrive", "cancel"]
+MassVerb = Literal["redrive", "discard", "cancel"]
 
 ERROR_CHARS = 400
 """The first characters of an error decide its class."""
@@ -26,10 +26,10 @@ def error_class_of(error: str) -> str:
 class JobSelection:
     """The jobs of one type and tenant that a mass change is about.
 
-    as_of_ms: only jobs that had died (redrive), or had been made (cancel), by this time. error_class: only
-    dead jobs with an error of this class; None: of any. since_ms, until_ms: only jobs that died (redrive), or
-    are due (cancel), in this range. biz_id: only jobs of this business; None: of any. Times in ms since 1970
-    by the databases' clocks.
+    as_of_ms: only jobs that had died (redrive, discard), or had been made (cancel), by this time.
+    error_class: only dead jobs with an error of this class; None: of any. since_ms, until_ms: only jobs that
+    died (redrive, discard), or are due (cancel), in this range. biz_id: only jobs of this business; None: of
+    any. Times in ms since 1970 by the databases' clocks.
     """
 
     biz_type: str

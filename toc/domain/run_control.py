@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from toc.domain.argument_checks import is_number
 from toc.domain.result_document import Progress, check_progress
 from toc.errors import InvalidInput
 
 _lock = threading.Lock()
+
+
+class TraceIds(NamedTuple):
+    """The ids of a span in hexadecimal digits: 32 of the trace, 16 of the span."""
+
+    trace_id: str
+    span_id: str
 
 
 def _no_control() -> None:
@@ -23,12 +31,12 @@ class RunControl:
     extended_s: seconds by which the handler has extended its timeout, at most `extend_s_max`.
     on_extend: called after each extension; None: no call. on_progress: called after the handler has told
     progress; it never blocks. progress: what the handler has told last. written_progress: what of this the
-    row has.
+    row has. lateness_s, trace_ids: see `HandlerRun`.
     """
 
     __slots__ = (
-        "_event", "extend_s_max", "extended_s", "is_lost", "on_extend", "on_progress", "progress",
-        "written_progress",
+        "_event", "extend_s_max", "extended_s", "is_lost", "lateness_s", "on_extend", "on_progress",
+        "progress", "trace_ids", "written_progress",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +45,8 @@ class RunControl:
         self.extend_s_max, self.on_progress = extend_s_max, on_progress
         self.progress: Progress | None = None
         self.written_progress: Progress | None = None
+        self.lateness_s: float | None = None
+        self.trace_ids: TraceIds | None = None
         self.extended_s = 0.0
         self.is_lost = False
         self.on_extend: Callable[[], object] | None = None

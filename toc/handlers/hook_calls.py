@@ -11,7 +11,7 @@ from typing import Any
 from toc.domain.argument_checks import check_trace
 from toc.domain.job import Job
 from toc.handlers.current_job import running_job
-from toc.handlers.hooks import HandlerRun, RegisteredHooks, ScheduleCall
+from toc.handlers.hooks import CallBatch, HandlerRun, RegisteredHooks, ScheduleCall
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def wrap_handler(
 
         @functools.wraps(function)
         async def run_async(job: Job) -> Any:
-            run = HandlerRun(job)
+            run = _make_runs([job])[0]
             _current_runs.set((run,))
             try:
                 _call_before_run(hooks, run)
@@ -44,7 +44,7 @@ def wrap_handler(
 
     @functools.wraps(function)
     def run_function(job: Job) -> Any:
-        run = HandlerRun(job)
+        run = _make_runs([job])[0]
         _current_runs.set((run,))
         try:
             _call_before_run(hooks, run)
@@ -67,7 +67,7 @@ def wrap_batch_handler(
 
         @functools.wraps(function)
         async def run_async(jobs: list[Job]) -> Any:
-            runs = [HandlerRun(job) for job in jobs]
+            runs = _make_runs(jobs)
             begun = list[HandlerRun]()
             try:
                 _begin_batch(hooks, runs, begun)
@@ -84,7 +84,7 @@ def wrap_batch_handler(
 
     @functools.wraps(function)
     def run_function(jobs: list[Job]) -> Any:
-        runs = [HandlerRun(job) for job in jobs]
+        runs = _make_runs(jobs)
         begun = list[HandlerRun]()
         try:
             _begin_batch(hooks, runs, begun)
@@ -98,6 +98,12 @@ def wrap_batch_handler(
         return result
 
     return run_function
+
+
+def _make_runs(jobs: Sequence[Job]) -> list[HandlerRun]:
+    """The runs of one call of a handler, whose jobs have one type."""
+    batch = CallBatch(len(jobs), (jobs[0].biz_type,))
+    return [HandlerRun(job, batch) for job in jobs]
 
 
 def _begin_batch(
@@ -151,7 +157,7 @@ def report_failure(hooks: RegisteredHooks, job: Job, result: object, *, is_dead:
     if not (hooks.on_failure or hooks.on_dead):
         return
     known = (run for run in _current_runs.get() if run.job is job)
-    run = next(known, None) or HandlerRun(job)  # a new one: the handler was not called
+    run = next(known, None) or _make_runs([job])[0]  # a new one: the handler was not called
     run.result = result
     before = running_job.get()
     running_job.set(job)

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from toc.domain.job import Job
+from toc.domain.run_control import TraceIds
 from toc.errors import InvalidInput
 from toc.handlers.verdicts import Verdict
 
@@ -27,16 +28,46 @@ HOOKS_MAX = 100
 
 
 @dataclass(slots=True, eq=False)
+class CallBatch:
+    """The jobs that one call of `schedule_many`, or of a batch handler, is about. Other calls have one job.
+
+    size: how many. biz_types: their types, each once. state: for the hooks' own values, which all jobs of the
+    call share.
+    """
+
+    size: int
+    biz_types: tuple[str, ...]
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class HandlerRun:
     """One run of a handler, as hooks see it.
 
-    job: the job. result: what the handler returned or raised, None until then; verdicts and exceptions alike.
-    state: for the hooks' own values, from `before_run` to `on_dead` of the same run.
+    job: the job. batch: the jobs of the same call of the handler. result: what the handler returned or
+    raised, None until then; verdicts and exceptions alike. state: for the hooks' own values, from
+    `before_run` to `on_dead` of the same run.
     """
 
     job: Job
+    batch: CallBatch
     result: object = None
     state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lateness_s(self) -> float | None:
+        """Seconds from the job's action time to the start of its first attempt.
+
+        None: a later attempt, or a job that a pause or its ramp has made late.
+        """
+        control = self.job._control  # noqa: SLF001 - the state of this run
+        return None if control is None else control.lateness_s
+
+    def set_trace_ids(self, trace_id: str, span_id: str) -> None:
+        """Adds the ids of a span to the log lines of this run, also to the line about its failure."""
+        control = self.job._control  # noqa: SLF001 - the state of this run
+        if control is not None:
+            control.trace_ids = TraceIds(trace_id, span_id)
 
     @property
     def error(self) -> BaseException | None:
@@ -52,12 +83,14 @@ class ScheduleCall:
 
     trace: what toc keeps with the job, up to 64 characters without spaces, as a W3C traceparent; a
     `before_schedule` hook may set it, and the handler finds it in `job.trace`. job_id: for `after_schedule`,
-    if the job was written or kept. error: why it was not. state: for the hooks' own values.
+    if the job was written or kept. error: why it was not. batch: the jobs of the same call. state: for the
+    hooks' own values.
     """
 
     biz_id: int | str
     biz_type: str
     action_time: datetime | timedelta
+    batch: CallBatch
     dedup_key: str | None = None
     tenant: str | None = None
     trace: str | None = None

@@ -37,6 +37,10 @@ def _redrive(backend: Backend, call: Call, job_id: int) -> Answer:
     return backend.center.redrive(job_id, reason=call.body.reason, actor=call.caller.actor)
 
 
+def _discard(backend: Backend, call: Call, job_id: int) -> Answer:
+    return backend.center.discard(job_id, reason=call.body.reason, actor=call.caller.actor)
+
+
 def _run_now(backend: Backend, call: Call, job_id: int) -> Answer:
     return backend.center.run_now(job_id, reason=call.body.reason, actor=call.caller.actor)
 
@@ -65,6 +69,7 @@ def change_by_id(scope: Scope, change: Change) -> Action:
 cancel_job = change_by_id("cancel", _cancel)
 reschedule_job = change_by_id("cancel", _reschedule)
 redrive_job = change_by_id("operate", _redrive)
+discard_job = change_by_id("operate", _discard)
 run_job_now = change_by_id("operate", _run_now)
 
 

@@ -16,7 +16,7 @@ MASKED = "***"
 """In place of the text of an error."""
 _CLASS_OF_ERROR = re.compile(r"\s*([A-Za-z_.]{0,60}(?:Error|Exception)): ", re.ASCII)
 
-_VERBS_OF_PEOPLE = frozenset({"cancel", "reschedule", "run_now", "redrive"})
+_VERBS_OF_PEOPLE = frozenset({"cancel", "reschedule", "run_now", "redrive", "discard"})
 """The reasons of other events may be texts of errors."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from toc.domain.mass_change import ERROR_CLASS_CHARS_MAX
+from toc.domain.mass_change import ERROR_CLASS_CHARS_MAX, MassVerb
 from toc.http.models import BizId, IsText, _Answer, _Request
 
 TIME_CHARS_MAX = 64
@@ -15,22 +15,25 @@ _Range = Annotated[
     str | None,
     Field(
         max_length=TIME_CHARS_MAX,
-        description="An RFC 3339 time: only jobs that died (redrive), or are due (cancel), in this range.",
+        description="An RFC 3339 time: only jobs that died (redrive, discard), or are due (cancel), in this "
+        "range.",
     ),
 ]
 
 
 class MassCountIn(_Request):
-    """Which jobs of one type, of the token's tenant: dead ones to redrive, or pending ones to cancel."""
+    """Which jobs of one type, of the token's tenant: dead ones to redrive or to discard, or pending ones to
+    cancel.
+    """
 
-    verb: Literal["redrive", "cancel"]
+    verb: Annotated[MassVerb, Field(description="discard: the dead jobs become cancelled.")]
     biz_type: Annotated[str, Field(max_length=64, description="The type of the jobs.")]
     error_class: Annotated[
         str | None,
         Field(
             max_length=ERROR_CLASS_CHARS_MAX,
-            description="Redrive: only jobs whose error begins with this and a colon, as ValueError; else "
-            "whose error has this first line, cut to 80 characters.",
+            description="Redrive, discard: only jobs whose error begins with this and a colon, as "
+            "ValueError; else whose error has this first line, cut to 80 characters.",
         ),
     ] = None
     since: _Range = None

@@ -106,6 +106,11 @@ ROUTES: tuple[Route, ...] = (
         scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.redrive",
     ),
     Route(
+        "POST", "/v1/jobs/{job_id}:discard", job_verbs.discard_job, AnswerOut,
+        "Cancel a dead job: after \"cancelled\" it cannot be redriven.",
+        scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.discard",
+    ),
+    Route(
         "POST", "/v1/jobs/{job_id}:run_now", job_verbs.run_job_now, AnswerOut,
         "Make a pending job due now.",
         scope="operate", bodies=(ReasonIn,), needs_body=False, audited="jobs.run_now",
@@ -290,7 +295,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "POST", "/v1/mass_changes:count", mass_change_calls.count_jobs, MassCountOut,
-        "Count the dead jobs to redrive, or the pending jobs to cancel; nothing is changed.",
+        "Count the dead jobs to redrive or to discard, or the pending jobs to cancel; nothing is changed.",
         scope="operate", bodies=(MassCountIn,),
     ),
     Route(

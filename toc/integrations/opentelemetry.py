@@ -1,24 +1,30 @@
-"""Spans of OpenTelemetry around `schedule` and around each run of a handler; needs toc[otel].
+"""Spans and metrics of OpenTelemetry around `schedule` and around runs of handlers; needs toc[otel].
 
     from toc.integrations import opentelemetry
     opentelemetry.instrument()
 
-The traceparent of the scheduling span is kept with the job, so the span of each run knows where the job came
-from. Spans show the type, the job_id and the attempt, and never the business id or the payload.
+Names and attributes follow the semantic conventions for messaging: `schedule` sends a message, a run of a
+handler processes it, the type is the destination. The traceparent of the span that scheduled a job is kept in
+its row, so that the span of each run has a link to it. Neither spans nor metrics have the business id or the
+payload. An error in here is logged: it fails no call and no job. See docs/how-to/tracing.md.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from opentelemetry import context as contexts
 from opentelemetry.context import Context
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import (
     Link,
     Span,
+    SpanContext,
     SpanKind,
-    StatusCode,
     TracerProvider,
     get_current_span,
     get_tracer,
@@ -26,110 +32,185 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from toc.errors import TocError
+from toc.domain.run_control import TraceIds
+from toc.handlers.current_job import set_span_reader
 from toc.handlers.hooks import HandlerRun, Hooks, ScheduleCall
 from toc.handlers.registry import registry
-from toc.handlers.verdicts import Verdict
+from toc.integrations.opentelemetry_calls import CallError, Metrics, OpenCall, error_of_run
+from toc.runtime.clock import SystemClock
+from toc.runtime.log_throttle import LogThrottle
 
+log = logging.getLogger(__name__)
+H = TypeVar("H", HandlerRun, ScheduleCall)
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 _STATE = "toc.opentelemetry"
 _TRACEPARENT = "traceparent"
 _instrumented: WeakSet[Hooks] = WeakSet()
+_log_throttle = LogThrottle(log)
 
 
 def instrument(
     hooks: Hooks | None = None,
     *,
     tracer_provider: TracerProvider | None = None,
-    continue_trace: bool = False,
+    meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Registers the hooks; a second call for the same hooks changes nothing.
+    """Registers the hooks, and adds the ids of spans to log records.
 
-    hooks: of a center (`center.hooks`); default: `toc.hooks`. tracer_provider: default the global one.
-    continue_trace: False: a run is a trace of its own, with a link to the span that scheduled the job, as
-    a job may run days later; True: the run belongs to that span's trace.
+    A second call for the same hooks changes nothing. hooks: of a center (`center.hooks`); default:
+    `toc.hooks`. tracer_provider, meter_provider: default the global ones.
     """
     target = registry.hooks if hooks is None else hooks
     if target in _instrumented:
         return
     _instrumented.add(target)
-    spans = _Spans(tracer_provider, continue_trace=continue_trace)
-    target.before_schedule(spans.begin_schedule)
-    target.after_schedule(spans.end_schedule)
-    target.before_run(spans.begin_run)
-    target.after_run(spans.end_run)
+    telemetry = _Telemetry(tracer_provider, meter_provider)
+    target.before_schedule(_logging_errors(telemetry.begin_schedule))
+    target.after_schedule(_logging_errors(telemetry.end_schedule))
+    target.before_run(_logging_errors(telemetry.begin_run))
+    target.after_run(_logging_errors(telemetry.end_run))
+    set_span_reader(_read_active_span)
 
 
-class _Spans:
-    def __init__(self, provider: TracerProvider | None, *, continue_trace: bool) -> None:
-        self._tracer = get_tracer("toc", tracer_provider=provider)
-        self._continue_trace = continue_trace
+class _Telemetry:
+    """The hooks. A call of `schedule_many` or of a batch handler has one span, which its jobs share."""
+
+    def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
+        self._tracer = get_tracer("toc", tracer_provider=tracers, schema_url=SCHEMA_URL)
+        self._metrics = Metrics(meters, SCHEMA_URL)
+        self._clock = SystemClock()
         self._propagator = TraceContextTextMapPropagator()
 
     def begin_schedule(self, call: ScheduleCall) -> None:
-        # Over HTTP the client's span is in the trace of the call, and the server's becomes its child.
-        here = contexts.get_current()
-        caller = self._propagator.extract({_TRACEPARENT: call.trace or ""}, context=here)
+        given = self._span_context_of(call.trace)
+        opened: OpenCall | None = call.batch.state.get(_STATE)
+        if opened is None:
+            opened = call.batch.state[_STATE] = self._start_schedule(call, given)
+        elif given is not None:
+            opened.span.add_link(given)
+        opened.jobs_open += 1
+        call.state[_STATE] = opened
+        if call.trace is None:  # what the caller gave is kept
+            carrier: dict[str, str] = {}
+            self._propagator.inject(carrier, context=set_span_in_context(opened.span))
+            call.trace = carrier.get(_TRACEPARENT)
+
+    def _start_schedule(self, call: ScheduleCall, given: SpanContext | None) -> OpenCall:
+        parent = contexts.get_current()
+        if given is not None and not get_current_span().get_span_context().is_valid:
+            parent = self._propagator.extract({_TRACEPARENT: call.trace or ""}, context=parent)
+        types = call.batch.biz_types
+        attributes = _attributes("schedule", "send", types[0] if len(types) == 1 else None)
         span = self._tracer.start_span(
-            f"schedule {call.biz_type}",
-            context=caller,
-            kind=SpanKind.PRODUCER,
-            attributes=_attributes(call.biz_type, "send"),
+            f"schedule {types[0]}" if len(types) == 1 else "schedule",
+            context=parent,
+            # The convention: PRODUCER only if links of runs go to this span.
+            kind=SpanKind.PRODUCER if call.trace is None else SpanKind.CLIENT,
+            attributes=attributes | _size_attribute(call.batch.size),
+            links=[] if given is None else [Link(given)],
         )
-        carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, context=set_span_in_context(span))
-        call.trace = carrier.get(_TRACEPARENT, call.trace)
-        call.state[_STATE] = span
+        return OpenCall(span, attributes, self._clock.monotonic_s())
 
     def end_schedule(self, call: ScheduleCall) -> None:
-        span: Span | None = call.state.pop(_STATE, None)
-        if span is None:
+        opened: OpenCall | None = call.state.pop(_STATE, None)
+        if opened is None:
             return
-        if call.job_id is not None:
-            span.set_attribute("messaging.message.id", str(call.job_id))
-        if isinstance(call.error, TocError):  # its text may show the business id
-            span.set_attribute("error.type", call.error.code)
-            span.set_status(StatusCode.ERROR, type(call.error).__name__)
-        elif call.error is not None:
-            _record_error(span, call.error)
-        span.end()
+        error = None if call.error is None else CallError.of_schedule(call.error)
+        self._metrics.count_sent(call.biz_type, error)
+        if call.job_id is not None and call.batch.size == 1:
+            opened.span.set_attribute("messaging.message.id", str(call.job_id))
+        if opened.end_job(error):
+            seconds = self._clock.monotonic_s() - opened.began_s
+            self._metrics.record_schedule(opened, seconds)
+            opened.end_span()
 
     def begin_run(self, run: HandlerRun) -> None:
-        job = run.job
-        origin = self._propagator.extract({_TRACEPARENT: job.trace or ""}, context=Context())
-        scheduled = get_current_span(origin).get_span_context()
-        has_origin = scheduled.is_valid
-        attributes = _attributes(job.biz_type, "process")
-        attributes |= {"messaging.message.id": str(job.job_id), "toc.attempt": job.attempts}
-        span = self._tracer.start_span(
-            f"run {job.biz_type}",
-            context=origin if self._continue_trace else Context(),
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            links=[Link(scheduled)] if has_origin and not self._continue_trace else [],
-        )
-        run.state[_STATE] = span, contexts.attach(set_span_in_context(span))
+        job, size = run.job, run.batch.size
+        origin = self._span_context_of(job.trace)
+        about_job: dict[str, Any] = {
+            "messaging.message.id": str(job.job_id),
+            "toc.attempt": job.attempts,
+        }
+        opened: OpenCall | None = run.batch.state.get(_STATE)
+        if opened is None:
+            attributes = _attributes("process", "process", job.biz_type)
+            of_link, of_span = ({}, about_job) if size == 1 else (about_job, _size_attribute(size))
+            span = self._tracer.start_span(
+                f"process {job.biz_type}",
+                # A trace of its own: a trace of days breaks the tools, and a batch has several origins.
+                context=Context(),
+                kind=SpanKind.CONSUMER,
+                attributes=attributes | of_span,
+                links=[] if origin is None else [Link(origin, of_link)],
+            )
+            opened = OpenCall(span, attributes, self._clock.monotonic_s())
+            opened.token = contexts.attach(set_span_in_context(span))
+            run.batch.state[_STATE] = opened
+        elif origin is not None:
+            opened.span.add_link(origin, about_job)
+        opened.jobs_open += 1
+        run.state[_STATE] = opened
+        ids = _ids_of_span(opened.span)
+        if ids is not None:
+            run.set_trace_ids(*ids)
+        self._metrics.count_consumed(job.biz_type, run.lateness_s)
 
     def end_run(self, run: HandlerRun) -> None:
-        found = run.state.pop(_STATE, None)
-        if found is None:  # another hook has raised before this span began
+        opened: OpenCall | None = run.state.pop(_STATE, None)
+        if opened is None:  # another hook has raised before this job began
             return
-        span, token = found
-        contexts.detach(token)
-        if isinstance(run.result, Verdict):
-            span.set_attribute("toc.verdict", type(run.result).__name__.lower())
-        elif run.error is not None:
-            _record_error(span, run.error)
-        span.end()
+        if run.batch.size == 1:
+            opened.set_verdict(run.result)
+        if opened.end_job(error_of_run(run)):
+            if opened.token is not None:
+                contexts.detach(opened.token)
+            self._metrics.record_run(opened, self._clock.monotonic_s() - opened.began_s)
+            opened.end_span()
+
+    def _span_context_of(self, trace: str | None) -> SpanContext | None:
+        """The span of a traceparent; None: there is none, or a text of another form."""
+        if trace is None:
+            return None
+        context = self._propagator.extract({_TRACEPARENT: trace}, context=Context())
+        found = get_current_span(context).get_span_context()
+        return found if found.is_valid else None
 
 
-def _attributes(biz_type: str, operation: str) -> dict[str, Any]:
-    return {
+def _attributes(name: str, kind: str, biz_type: str | None) -> dict[str, Any]:
+    """biz_type: None: the call is about jobs of several types."""
+    attributes = {
         "messaging.system": "toc",
-        "messaging.operation.type": operation,
-        "messaging.destination.name": biz_type,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
     }
+    return attributes if biz_type is None else attributes | {"messaging.destination.name": biz_type}
 
 
-def _record_error(span: Span, error: BaseException) -> None:
-    span.record_exception(error)
-    span.set_status(StatusCode.ERROR, type(error).__name__)
+def _size_attribute(size: int) -> dict[str, Any]:
+    return {} if size == 1 else {"messaging.batch.message_count": size}
+
+
+def _ids_of_span(span: Span) -> TraceIds | None:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    return TraceIds(f"{context.trace_id:032x}", f"{context.span_id:016x}")
+
+
+def _read_active_span() -> TraceIds | None:
+    return _ids_of_span(get_current_span())
+
+
+def _logging_errors(hook: Callable[[H], None]) -> Callable[[H], None]:
+    """The hook; its errors are logged, as those of a sampler or of a span processor."""
+
+    @wraps(hook)
+    def guarded(subject: H) -> None:
+        try:
+            hook(subject)
+        except Exception as error:  # noqa: BLE001 - whatever the SDK's plug-ins raise
+            text = "OpenTelemetry: %s failed, and toc goes on without it: %r"
+            _log_throttle.warning(hook.__name__, text, hook.__name__, error)
+
+    return guarded

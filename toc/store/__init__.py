@@ -8,7 +8,7 @@ the database's clock. Nothing else in toc decides who may run a job.
     verb        a verb, written once; pipeline: the executor that sends it in one round trip
     column_types, schema, driver_errors   where MySQL, MariaDB and SQLite differ
     database_metadata   type numbers, routing fingerprint, identity of a database
-    jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, dead letters
+    jobs        clients' verbs: insert, get, find, cancel, reschedule, redrive, discard, dead letters
     claims      workers' verbs: claim, take over, settle
     due_pages   pages of due rows, for the loader and the scanner
     migrate, migration_run, schema_executor, schema_steps   the revisions of the schema, and how they are run

@@ -98,7 +98,7 @@ ROLES: dict[str, Role] = {
             VERSION_TABLE: ("CREATE", "INSERT", "UPDATE", "DELETE"),
         },
     ),
-    "client": Role("processes that schedule, cancel, reschedule and redrive", ("SELECT",), _CLIENT),
+    "client": Role("processes that schedule, cancel, reschedule, redrive and discard", ("SELECT",), _CLIENT),
     "worker": Role(
         "`toc worker`, and what its handlers call",
         ("SELECT",),

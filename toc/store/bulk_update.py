@@ -296,6 +296,11 @@ class BulkUpdate:
         # The jobs of the page that this run had changed before this call; None: not known yet.
         before: set[int] | None = None if may_be_repeat else set()
 
+        def delete_letters(connection: Connection, changed: Sequence[int]) -> None:
+            if change.move.from_status is Status.DEAD:
+                letters = database.dead
+                connection.execute(delete(letters).where(letters.c.job_id.in_(changed)))
+
         def cancel_whole_page(connection: Connection) -> PageResult:
             """Cancels all jobs of the page without reading the rows; raises if some were not changed."""
             nonlocal tries
@@ -304,6 +309,7 @@ class BulkUpdate:
             update = _guarded_update(change.move, in_page, due_time=None).where(*conditions)
             if execute_on_shard(connection, shard, _force_primary_key(update)).rowcount != len(ids):
                 raise _SomeNotMatchingError
+            delete_letters(connection, ids)
             record_transition_events(connection, database, shard, in_page, change.move)
             progress.committing = True
             return PageResult([ChangedJob(job_id, jobs[job_id], None) for job_id in ids], 0, 0)
@@ -324,9 +330,7 @@ class BulkUpdate:
             todo = {row[0]: change.due_ms(row[2]) for row in rows if row[0] not in marked}
             done = _update_locked_rows(connection, shard, change.move, todo)
             if done:
-                if change.move.from_status is Status.DEAD:
-                    letters = database.dead
-                    connection.execute(delete(letters).where(letters.c.job_id.in_(done)))
+                delete_letters(connection, done)
                 changed = database.build_id_filter(c.job_id, done)
                 record_transition_events(connection, database, shard, changed, change.move)
             types = {row[0]: row[1] for row in rows}

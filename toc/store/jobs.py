@@ -1,4 +1,4 @@
-"""The verbs of clients: insert, get, find, cancel, reschedule, run_now, redrive.
+"""The verbs of clients: insert, get, find, cancel, reschedule, run_now, redrive, discard.
 
 Each changing verb is one guarded statement: it changes a row only in the status that it expects,
 and otherwise returns the status that it found. The verbs for a business id find the job ids with a plain read
@@ -228,6 +228,13 @@ class Jobs:
                 return Answer("superseded", job_id)
             raise
 
+    def discard(self, job_id: int, reason: str | None = None, actor: str | None = None) -> Answer:
+        """Dead -> cancelled. After "cancelled" no redrive makes the job live again (I3)."""
+        transition = TransitionEvent(
+            "discard", Status.DEAD, Status.CANCELLED, actor or self.actor, reason
+        )
+        return self._change_job_or_copy(job_id, transition)
+
     def read_dead_letters(self, limit: int, biz_type: str | None = None) -> list[DeadJob]:
         """Dead letters of all databases, newest first."""
         found: list[DeadJob] = []
@@ -259,7 +266,7 @@ class Jobs:
         self, job_id: int, transition: TransitionEvent, action_ms: int | None = None
     ) -> Answer:
         found = self._change_job(job_id, transition, action_ms)
-        if found == "already_cancelled" and transition.from_status is Status.PENDING:
+        if found == "already_cancelled":
             # A repair may have replaced the job with a copy under another id: change the copy.
             copy_id = find_copy_id(self._databases, job_id)  # guard: copy-by-its-key
             if copy_id is not None:
@@ -346,9 +353,11 @@ _CHANGES = {
     "reschedule": _guarded_update(Status.PENDING, Status.PENDING, *_RESTARTED),
     "run_now": _guarded_update(Status.PENDING, Status.PENDING, *SOONER),
     "redrive": _guarded_update(Status.DEAD, Status.PENDING, *_RESTARTED),
+    "discard": _guarded_update(Status.DEAD, Status.CANCELLED, (c.due_time, None)),
 }
 _ANSWERS = {
     "cancel": "cancelled", "reschedule": "rescheduled", "run_now": "rescheduled", "redrive": "redriven",
+    "discard": "cancelled",
 }  # fmt: skip
 _SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(IDS))
 

@@ -14,6 +14,7 @@ from toc.testing.clock import TestClock
 from toc.testing.final_rows import rows
 from toc.testing.history import (
     CancelAnswered,
+    DiscardAnswered,
     Ended,
     Entry,
     Fault,
@@ -34,6 +35,7 @@ from toc.testing.sinks import check_sink
 
 __all__ = [
     "CancelAnswered",
+    "DiscardAnswered",
     "Ended",
     "Entry",
     "Fault",

@@ -80,6 +80,16 @@ class Redriven:
 
 
 @dataclass(frozen=True, slots=True)
+class DiscardAnswered:
+    """discard() was called at `asked_ms` and has answered, or raised, at `at_ms`."""
+
+    job_id: int
+    answer: str
+    asked_ms: float
+    at_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A handler has started; the first thing that a handler writes.
 
@@ -148,6 +158,7 @@ Entry = (
     | CancelAnswered
     | RescheduleAnswered
     | Redriven
+    | DiscardAnswered
     | Started
     | Ended
     | Fault
@@ -162,6 +173,7 @@ KINDS: dict[str, type[Entry]] = {
         CancelAnswered,
         RescheduleAnswered,
         Redriven,
+        DiscardAnswered,
         Started,
         Ended,
         Fault,

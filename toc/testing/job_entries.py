@@ -52,7 +52,9 @@ class FinalRow(NamedTuple):
 class JobEntries:
     """All entries of one job. `sort_by_time` sorts each list by the time of its entries."""
 
-    __slots__ = ("biz_type", "cancels", "ends", "moves", "redrives", "row", "schedules", "starts")
+    __slots__ = (
+        "biz_type", "cancels", "discards", "ends", "moves", "redrives", "row", "schedules", "starts",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.biz_type = ""
@@ -60,6 +62,7 @@ class JobEntries:
         self.cancels: list[ClientCall] = []
         self.moves: list[ClientCall] = []
         self.redrives: list[ClientCall] = []
+        self.discards: list[ClientCall] = []
         self.starts: list[HandlerStart] = []
         self.ends: list[HandlerEnd] = []
         self.row: FinalRow | None = None
@@ -70,6 +73,7 @@ class JobEntries:
             self.cancels,
             self.moves,
             self.redrives,
+            self.discards,
             self.starts,
             self.ends,
         ):
@@ -143,6 +147,10 @@ def _add_redrive(job: JobEntries, v: dict[str, Any]) -> None:
     job.redrives.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
 
 
+def _add_discard(job: JobEntries, v: dict[str, Any]) -> None:
+    job.discards.append(ClientCall(v["at_ms"], v["asked_ms"], v["answer"], 0))
+
+
 def _add_start(job: JobEntries, v: dict[str, Any]) -> None:
     job.starts.append(
         HandlerStart(v["at_ms"], v["attempt"], v["process"], v["token"], v["biz_type"])
@@ -169,6 +177,7 @@ _ADD = {
     "CancelAnswered": _add_cancel,
     "RescheduleAnswered": _add_reschedule,
     "Redriven": _add_redrive,
+    "DiscardAnswered": _add_discard,
     "Started": _add_start,
     "Ended": _add_end,
     "Row": _set_final_row,

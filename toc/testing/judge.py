@@ -8,7 +8,6 @@ id is such a call too: under a dedup key, schedule() may have replaced the job's
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -149,7 +148,7 @@ class _JobCheck:
         if job.starts:
             report.starts += len(job.starts)
             self._check_starts()
-        if job.cancels or job.moves or job.redrives:
+        if job.cancels or job.moves or job.redrives or job.discards:
             self._count_client_calls()
             self._check_call_answers()
         row = job.row
@@ -162,7 +161,7 @@ class _JobCheck:
         if row.status == "done":
             self._check_done_row(row)
         elif row.status == "cancelled":
-            self._check_cancelled_row()
+            self._check_cancelled_row(row)
         elif row.status == "dead":
             self._check_dead_row(row)
         else:
@@ -173,7 +172,8 @@ class _JobCheck:
     def _check_starts(self) -> None:
         job, tolerance_ms = self._job, self._rules.tolerance_ms
         cancelled_ms = min(
-            (c.at_ms for c in job.cancels if c.answer in _CANCELLED), default=math.inf
+            (c.at_ms for c in (*job.cancels, *job.discards) if c.answer in _CANCELLED),
+            default=math.inf,
         )
         before: HandlerStart | None = None
         for start in job.starts:
@@ -320,24 +320,27 @@ class _JobCheck:
         report, job = self._report, self._job
         report.rescheduled += sum(call.answer == "rescheduled" for call in job.moves)
         report.redriven += sum(call.answer == "redriven" for call in job.redrives)
+        report.discarded += sum(call.answer == "cancelled" for call in job.discards)
         report.cancelled_too_late += sum(call.answer in {"running", "done"} for call in job.cancels)
         report.unanswered += sum(
-            not call.answer for calls in (job.cancels, job.moves, job.redrives) for call in calls
+            not call.answer
+            for calls in (job.cancels, job.moves, job.redrives, job.discards)
+            for call in calls
         )
 
     def _check_call_answers(self) -> None:
         job, row = self._job, self._job.row
         since_ms = job.schedules[0].at_ms if job.schedules else math.inf
-        answers = Counter(call.answer for call in job.cancels)
-        if answers["cancelled"]:
-            self._check_success_before_cancel(
-                next(c for c in job.cancels if c.answer == "cancelled")
-            )
-            if row is not None and row.status != "cancelled":
-                self.add_problem(Kind.WRONG, f"cancelled, but the row says {row.status}")
-            if answers["cancelled"] > 1:
-                self.add_problem(Kind.WRONG, 'more than one cancel() has answered "cancelled"')
-        for call in (*job.cancels, *job.moves, *job.redrives):
+        for cancel in job.cancels:
+            if cancel.answer == "cancelled":
+                self._check_success_before_cancel(cancel)
+                break
+        cancelled = sum(call.answer == "cancelled" for call in (*job.cancels, *job.discards))
+        if cancelled and row is not None and row.status != "cancelled":
+            self.add_problem(Kind.WRONG, f"cancelled, but the row says {row.status}")
+        if cancelled > 1:
+            self.add_problem(Kind.WRONG, 'more than one call has answered "cancelled"')
+        for call in (*job.cancels, *job.moves, *job.redrives, *job.discards):
             if call.answer == "unknown" and call.asked_ms >= since_ms and row is not None:
                 self.add_problem(Kind.WRONG, 'answered "unknown" after schedule() had returned it')
             elif call.answer == "done" and row is not None and row.status != "done":
@@ -409,21 +412,28 @@ class _JobCheck:
         elif all(end.attempt != row.attempts for end in successes):
             self.add_problem(Kind.STALE, f"done in attempt {row.attempts}, which has not succeeded")
 
-    def _check_cancelled_row(self) -> None:
+    def _check_cancelled_row(self, row: FinalRow) -> None:
         job = self._job
-        if any(call.answer in {"cancelled", ""} for call in job.cancels):
+        calls = *job.cancels, *job.discards
+        if any(call.answer == "cancelled" for call in job.discards):
+            self._check_death(row)  # the row keeps the attempts with which the job died
+        if any(call.answer in {"cancelled", ""} for call in calls):
             return
-        # A client repeats a cancel whose answer was lost, and finds the job that it cancelled itself.
-        again = (call for call in job.cancels if call.answer == "already_cancelled")
+        # A client repeats a call whose answer was lost, and finds the job that it cancelled itself.
+        again = (call for call in calls if call.answer == "already_cancelled")
         if any(self._faults.has_fault_within(call.asked_ms, call.at_ms) for call in again):
             return
         if all(end.how != DROPPED for end in job.ends):
             self.add_problem(Kind.WRONG, "the row says cancelled, but no call was answered so")
 
     def _check_dead_row(self, row: FinalRow) -> None:
-        job = self._job
         if row.dead_letter is False:
             self.add_problem(Kind.WRONG, "dead without a dead letter")
+        self._check_death(row)
+
+    def _check_death(self, row: FinalRow) -> None:
+        """Checks that the job had reason to die. `row`: as the death left it."""
+        job = self._job
         if job.starts:
             last = job.starts[-1]
             end = job.find_end_of_start(last, math.inf)
@@ -432,7 +442,7 @@ class _JobCheck:
                 and end.how == SUCCESS
                 and not self._may_have_lost_lease(last, math.inf)
             ):
-                self.add_problem(Kind.WRONG, "the row says dead, its handler has succeeded")
+                self.add_problem(Kind.WRONG, "the job has died, and its handler has succeeded")
         wanted = self._rules.max_attempts.get(self._biz_type)
         if wanted is None or any(end.how == BURIED for end in job.ends):
             return

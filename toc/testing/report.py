@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 _STEPS = 512  # buckets per doubling of the lateness: a percentile is off by 0.2 % at most
 _COUNTS = (
-    "entries", "scheduled", "starts", "retries", "rescheduled", "redriven",
+    "entries", "scheduled", "starts", "retries", "rescheduled", "redriven", "discarded",
     "cancelled_too_late", "unanswered", "unstarted", "strangers",
 )  # fmt: skip
 """The fields of a Report that are numbers."""
@@ -36,7 +36,7 @@ MEANING = {
     Kind.LOST: "scheduled, and not ended as done, cancelled or dead",
     Kind.EARLY: "started before the action_time in force",
     Kind.OLD_TIME: "started at a time that a reschedule had moved away",
-    Kind.AFTER_CANCEL: 'started after cancel() had answered "cancelled"',
+    Kind.AFTER_CANCEL: 'started after cancel() or discard() had answered "cancelled"',
     Kind.DUPLICATE: "started again, and neither a failure nor a fault explains it",
     Kind.STALE: "a claim that was over had changed something",
     Kind.WRONG: "answers, handlers and rows that disagree",
@@ -191,6 +191,7 @@ class Report:
     retries: int = 0  # starts after a failed one
     rescheduled: int = 0
     redriven: int = 0
+    discarded: int = 0
     cancelled_too_late: int = 0  # cancel() answered that the job ran or had ended: no problem
     unanswered: int = 0  # calls that raised: both outcomes are legal
     unstarted: int = 0  # attempts that no handler began: their process died between claim and start

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from toc.domain.result_document import encode_document
+from toc.handlers.current_job import log_fields_of_job
 from toc.handlers.hook_calls import report_failure
 from toc.handlers.verdicts import Done
 from toc.runtime import metrics
@@ -71,12 +72,15 @@ class AttemptHooks:
         _fired_counter(run.job.biz_type).inc()
         self._log.log_handler_start(run)
         if is_again:
+            run.control.lateness_s = None
             return True
         if run.job.attempts == 1:
-            lateness = metrics.LATENESS
+            lateness_s = run.lateness_s(now_s)
             if self._gate.is_held_back(run.job.biz_type, run.job.action_ms):
-                lateness = metrics.LATENESS_PAUSED
-            lateness.observe(run.lateness_s(now_s))
+                metrics.LATENESS_PAUSED.observe(lateness_s)
+            else:
+                metrics.LATENESS.observe(lateness_s)
+                run.control.lateness_s = lateness_s
             if run.found_ms is not None:
                 _TIMER_STAGE.observe(max(0.0, (run.found_ms - run.job.action_ms) / 1000))
         _DATABASE_STAGE.observe(run.queued_s - run.asked_s)
@@ -94,7 +98,7 @@ class AttemptHooks:
         except Exception as error:
             # An invalid verdict (e.g. a timedelta out of range) must not end the thread.
             text = "the verdict of job %d is invalid: the job is tried again in a minute"
-            log.exception(text, run.job.job_id)
+            log.exception(text, run.job.job_id, extra=log_fields_of_job(run.job))
             again_ms = now_ms + round(LAST_RESORT_S * 1000)
             outcome = Outcome(
                 run.job.job_id, run.token, OutcomeKind.RETRY, due_ms=again_ms, error=str(error)

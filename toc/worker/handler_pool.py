@@ -20,7 +20,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from toc.domain.job import Job
-from toc.handlers.current_job import running_job
+from toc.handlers.current_job import log_fields_of_job, running_job
 from toc.handlers.verdicts import Verdict
 from toc.runtime import metrics
 from toc.runtime.clock import Clock
@@ -93,6 +93,7 @@ class RunningHandlers:
                 "handler of %s runs beyond its timeout of %g s (job %d%s): its thread is counted as stuck",
                 job.biz_type, call.timeout_s, job.job_id,
                 f" and {len(call.runs) - 1} more" if len(call.runs) > 1 else "",
+                extra=log_fields_of_job(job),
             )  # fmt: skip
             with self._lock:
                 if key not in self._running:

@@ -11,6 +11,7 @@ from collections import defaultdict
 
 from toc.domain.ids import routing_bits_of
 from toc.errors import StoreUnavailable, is_away
+from toc.handlers.current_job import log_fields_of_job
 from toc.runtime import metrics
 from toc.runtime.service import Service
 from toc.store.databases import Database
@@ -82,7 +83,7 @@ class LeaseRenewal(Service):
             elif claim in renewed.lost and id(run) in running:
                 log.warning(
                     "job %d of %s has lost its claim while its handler runs: its outcome will be refused",
-                    run.job.job_id, run.job.biz_type,
+                    run.job.job_id, run.job.biz_type, extra=log_fields_of_job(run.job),
                 )  # fmt: skip
                 metrics.CLAIMS_LOST.inc()
                 self._pool.tell_claim_lost(run)

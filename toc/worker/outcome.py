@@ -9,6 +9,7 @@ from datetime import datetime
 
 from toc.domain.job import Job
 from toc.domain.times import EPOCH, MS_MAX, ceil_ms
+from toc.handlers.current_job import log_fields_of_job
 from toc.handlers.verdicts import Dead, Done, Drop, Retry, Snooze
 from toc.store.claims import Outcome, OutcomeKind
 from toc.store.events import ERROR_CHARS_MAX
@@ -81,7 +82,7 @@ def result_within_limit(text: str, bytes_max: int, job: Job) -> str | None:
         return text
     log.error(
         "job %d of %s is done, and its result is not kept: it has %d bytes, limits.result_bytes is %d",
-        job.job_id, job.biz_type, size, bytes_max,
+        job.job_id, job.biz_type, size, bytes_max, extra=log_fields_of_job(job),
     )  # fmt: skip
     return None
 

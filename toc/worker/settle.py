@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from toc.domain.text_escaping import escape_to_one_line
 from toc.errors import is_away
+from toc.handlers.current_job import log_fields_of_job
 from toc.runtime import metrics
 from toc.runtime.job_ends import job_ends
 from toc.runtime.service import Inbox, Service
@@ -169,7 +170,8 @@ class Settler(Service):
             if (outcome.job_id, outcome.token) not in held:
                 metrics.STALE.inc()
                 text = "outcome %s of job %d came too late: refused, as the row has another token"
-                log.warning(text, outcome.kind, outcome.job_id)
+                fields = log_fields_of_job(ended.run.job)
+                log.warning(text, outcome.kind, outcome.job_id, extra=fields)
                 continue
             kinds[ended.run.job.biz_type, outcome.kind] += 1
             if outcome.kind is OutcomeKind.BURY:
@@ -177,6 +179,7 @@ class Settler(Service):
                     "job %d is dead: %s",
                     outcome.job_id,
                     escape_to_one_line(outcome.error.partition("\n")[0]),
+                    extra=log_fields_of_job(ended.run.job),
                 )
         for (biz_type, kind), n in kinds.items():
             metrics.ENDED.labels(biz_type, kind.value).inc(n)
