@@ -266,12 +266,14 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
 
 
 def show(page: Page, path: str) -> bool:
-    """Opens a page, and waits until it shows the late jobs. False: there is no such page in this scene."""
+    """Opens a page, and waits until it shows the late jobs and the charts. False: there is no such page in this scene."""
     questions = {"/ui/jobs": "?biz_id=ORDER-2026-000010", "/ui/forecast": "?capacity=3"}
     answer = page.goto(path + questions.get(path, ""))
     if path == "/ui/":
         page.wait_for_selector("h1.late")
         page.wait_for_selector(".chart canvas", timeout=CHARTED_S * 1000)
+    if path == "/ui/forecast":
+        page.wait_for_selector(".chart canvas")
     return answer is not None and answer.ok
 
 

@@ -4,6 +4,7 @@
 "use strict";
 
 const CHART_HEIGHT = 220;
+const FEW_VALUES = 3; // as in the first minutes: a line of so few is hard to see, so its points are drawn
 const DAY_S = 86_400;
 const DASHES = { solid: [], dashed: [8, 4], dotted: [2, 4] };
 const drawn = new WeakMap();
@@ -105,7 +106,7 @@ function drawChart(element) {
         stroke: getComputedStyle(samples[place]).color,
         dash: DASHES[getComputedStyle(samples[place], "::before").borderTopStyle],
         width: 2,
-        points: { show: false },
+        points: { show: lines[place].filter((value) => value !== null).length <= FEW_VALUES },
         paths: chart.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
       })),
     ],
