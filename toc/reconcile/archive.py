@@ -69,7 +69,8 @@ SETTLED_MS = HOUR_MS
 """Rows that are older are certainly committed. Applies if retention is shorter than LEAD_DAYS."""
 
 TRIES = 2
-"""How often rows are copied and checked: a job that is redriven during the first try makes sums differ."""
+"""How often rows are copied and checked: a job that is redriven or discarded during the first try makes sums
+differ."""
 
 DIFFERENCES_MAX = 20
 

@@ -209,7 +209,9 @@ def _lock_and_delete(
 
 
 def _newest_change_ms(rows: Sequence[PurgeCandidate]) -> int:
-    """The time of the newest change. A dead job that was redriven later is live, or has ended later."""
+    """The time of the newest change. A dead job that was redriven or discarded later is live, or has
+    ended later.
+    """
     return max(row.changed_ms for row in rows)
 
 

@@ -1,9 +1,9 @@
 """Counts archived jobs: the same groups as `toc.store.job_counts`, from the files of the table `jobs`.
 
-A job that died and was redriven has ended twice, and is in the archive twice. Where the days of ends are
-counted, it counts on both, as it did in the nights of these days. Where the days of creation are counted,
-each job counts once, as it ended last: so the rows of dead jobs (no others can end again) are looked at
-together.
+A job that died and was redriven or discarded has ended twice, and is in the archive twice. Where the days of
+ends are counted, it counts on both, as it did in the nights of these days. Where the days of creation are
+counted, each job counts once, as it ended last: so the rows of dead jobs (no others can end again) are looked
+at together.
 """
 
 from __future__ import annotations

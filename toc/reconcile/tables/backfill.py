@@ -217,7 +217,7 @@ class _Backfill:
         return works, count_again
 
     def _find_unarchived(self, rows: pa.Table, archived_ms: int) -> Iterator[int]:
-        """Jobs that died and were redriven, and whose row in the database counts."""
+        """Jobs that died and were redriven or discarded, and whose row in the database counts."""
         counter = JobCounter(self.databases)
         for shard in pc.unique(rows["shard"]).to_pylist():
             job_ids = rows.filter(pc.equal(rows["shard"], shard))["job_id"].to_pylist()

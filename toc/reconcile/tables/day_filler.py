@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TRIES = 2
-"""How often days are counted: jobs that are redriven or purged during the first try make counts differ."""
+"""How often days are counted: jobs that are redriven, discarded or purged during the first try make counts
+differ."""
 
 
 def tables_root(settings: Settings) -> str:
