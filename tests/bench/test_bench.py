@@ -105,7 +105,9 @@ def test_the_command_has_no_baseline(
     found = json.loads(said.out)
     assert found["about"]["shards"] == 2
     assert {figure["case"] for figure in found["figures"]} == {"schedule_many", "drain"}
-    assert all(figure["toc"][0] > 0 for figure in found["figures"])
+    # A short round may take less than a tick of the system's clock.
+    zero = {figure["what"] for figure in found["figures"] if not figure["toc"][0] > 0}
+    assert zero <= {"processor time of a job, all processes"}
     assert {figure["what"] for figure in found["figures"] if figure["baseline"]} == {
         "2 workers beside one",
         "without Redis beside with",
