@@ -266,7 +266,7 @@ def take_all(browser: Browser, scene: Scene, folder: Path) -> None:
 
 
 def show(page: Page, path: str) -> bool:
-    """Opens a page, and waits until it shows the late jobs and the charts. False: there is no such page in this scene."""
+    """Opens a page, and waits for late jobs and charts. False: there is no such page in this scene."""
     questions = {"/ui/jobs": "?biz_id=ORDER-2026-000010", "/ui/forecast": "?capacity=3"}
     answer = page.goto(path + questions.get(path, ""))
     if path == "/ui/":
