@@ -139,6 +139,66 @@ def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_
         assert line.endswith(" INFO shop closing")
 
 
+class Shapeless:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+SECRET_URL = "mysql://toc:hunter2@db/toc"
+RECURSIVE: list[object] = []
+RECURSIVE.append(RECURSIVE)
+
+
+@pytest.mark.parametrize("field", ["job_id", "biz_type", "attempt", "trace_id"])
+def test_whatever_a_field_has_the_line_is_json(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    shown = [
+        ({"a": {1}}, "{'a': {1}}"),
+        (float("nan"), "nan"),
+        (b"ab", "b'ab'"),
+        (RECURSIVE, "[[...]]"),
+        (Shapeless(), "(this has no text: ValueError)"),
+        (10**5000, "(this has no text: ValueError)"),
+        (SECRET_URL, "mysql://toc:***@db/toc"),
+    ]
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=True)
+    for value, _ in shown:
+        logging.getLogger("shop").info("closing", extra={field: value})
+    lines = stream.getvalue().splitlines()
+    assert [json.loads(line)[field] for line in lines] == [text for _, text in shown]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_message_without_a_text_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    logging.getLogger("shop").info(Shapeless())
+    (line,) = stream.getvalue().splitlines()
+    assert "(this has no text: ValueError)" in line
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_text_of_a_line_is_masked_and_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    text = f"{SECRET_URL} {'x' * 200_000}"
+    logging.getLogger(text).info(
+        text, extra={"job_id": 7, "biz_type": text, "biz_id": text, "attempt": 1, "trace_id": text}
+    )
+    (line,) = stream.getvalue().splitlines()
+    assert "hunter2" not in line
+    assert len(line) < 6 * logs.TEXT_CHARS_MAX
+
+
 def test_ids_of_a_span_are_in_json_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
@@ -196,14 +256,14 @@ def test_a_long_traceback_is_cut_and_masked(
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     logs.configure_logging(logging.INFO, as_json=as_json)
-    begin = "a" * (logs.TRACE_CHARS_MAX // 2 - 200)
+    begin = "a" * (logs.TEXT_CHARS_MAX // 2 - 200)
     text = f"{begin} mysql://u:{'secret' * 100}@host/toc {'x://a:b ' * 20_000} the end"
     try:
         raise ValueError(text)  # noqa: TRY301 - it has to be raised somewhere
     except ValueError:
         logging.getLogger("toc.test").exception("it fails")
     shown = stream.getvalue()
-    assert len(shown) < logs.TRACE_CHARS_MAX + 500
+    assert len(shown) < logs.TEXT_CHARS_MAX + 500
     assert "Traceback" in shown
     assert "characters are left out" in shown
     assert "the end" in shown

@@ -15,16 +15,17 @@ from toc.handlers.current_job import JobFilter
 
 log = logging.getLogger(__name__)
 
-TRACE_CHARS_MAX = 16_384
-"""The beginning and the end of a long traceback are logged: an error may contain texts of any length."""
+TEXT_CHARS_MAX = 16_384
+"""Of a longer message, traceback or field the beginning and the end are logged."""
 
 
 class _MaskingFormatter(logging.Formatter):
     """One line for each record, and indented lines for its traceback; passwords are masked."""
 
     def format(self, record: logging.LogRecord) -> str:
-        record.name = escape_to_one_line(record.name)
-        record.message = escape_to_one_line(_message_of(record)) + _make_job_suffix(record)
+        message = _message_of(record)
+        record.name = escape_to_one_line(_mask_and_cut(record.name))
+        record.message = escape_to_one_line(message) + _make_job_suffix(record, message)
         record.asctime = _utc_time_text(record.created)
         lines = [self.formatMessage(record)]
         for text in self._masked_tracebacks(record):
@@ -32,13 +33,10 @@ class _MaskingFormatter(logging.Formatter):
         return mask_secrets("\n".join(lines))
 
     def _masked_tracebacks(self, record: logging.LogRecord) -> Iterator[str]:
-        # The traceback is masked before it is cut: half of a URL would not be recognized.
         if record.exc_info:
-            yield cut_out_middle(
-                mask_secrets(self.formatException(record.exc_info)), TRACE_CHARS_MAX
-            )
+            yield _mask_and_cut(self.formatException(record.exc_info))
         if record.stack_info:
-            yield cut_out_middle(mask_secrets(self.formatStack(record.stack_info)), TRACE_CHARS_MAX)
+            yield _mask_and_cut(self.formatStack(record.stack_info))
 
 
 class _JsonFormatter(_MaskingFormatter):
@@ -46,13 +44,13 @@ class _JsonFormatter(_MaskingFormatter):
         line: dict[str, object] = {
             "time": _utc_time_text(record.created),
             "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": mask_secrets(_message_of(record)),
+            "logger": _mask_and_cut(record.name),
+            "message": _message_of(record),
         }
         values = {name: vars(record).get(name) for name in _FIELDS}
-        line |= {name: value for name, value in values.items() if value is not None}
-        # As in all JSON of toc: 64-bit numbers do not survive every reader.
-        line |= {name: str(line[name]) for name in ("job_id", "biz_id") if name in line}
+        line |= {
+            name: _field_of(name, value) for name, value in values.items() if value is not None
+        }
         traces = [*self._masked_tracebacks(record)]
         if traces:
             line["exception"] = mask_secrets("\n".join(traces))
@@ -62,20 +60,46 @@ class _JsonFormatter(_MaskingFormatter):
 _FIELDS = ("job_id", "biz_type", "biz_id", "attempt", "trace_id", "span_id")
 
 
+def _field_of(name: str, value: object) -> object:
+    """A field of a JSON line. The user may have set it to any object, which need not be one of JSON.
+
+    All but `attempt` are texts: as in all JSON of toc, since 64-bit numbers do not survive every reader.
+    """
+    if name == "attempt" and isinstance(value, int) and 0 <= value < 2**31:
+        return value
+    return _mask_and_cut(_text_of(value))
+
+
 def _message_of(record: logging.LogRecord) -> str:
     """The text of a record; without its arguments, if a handler of the user gave wrong ones."""
     try:
-        return record.getMessage()
+        text = record.getMessage()
     except Exception as error:  # noqa: BLE001 - whatever the arguments' own methods raise
-        return f"{record.msg} (the arguments of this log call do not fit: {type(error).__name__})"
+        name = type(error).__name__
+        text = f"{_text_of(record.msg)} (the arguments of this log call do not fit: {name})"
+    return _mask_and_cut(text)
 
 
-def _make_job_suffix(record: logging.LogRecord) -> str:
+def _text_of(value: object) -> str:
+    """The text of an object of any class."""
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001 - whatever its class raises
+        return f"(this has no text: {type(error).__name__})"
+
+
+def _mask_and_cut(text: str) -> str:
+    # Masked before it is cut: half of a URL would not be recognized.
+    return cut_out_middle(mask_secrets(text), TEXT_CHARS_MAX)
+
+
+def _make_job_suffix(record: logging.LogRecord, message: str) -> str:
     """A text that names the job whose handler logs; empty if the message names the job."""
     job_id, biz_type, attempt = (
-        vars(record).get(name) for name in ("job_id", "biz_type", "attempt")
+        None if value is None else _mask_and_cut(_text_of(value))
+        for value in (vars(record).get(name) for name in ("job_id", "biz_type", "attempt"))
     )
-    if job_id is None or biz_type is None or str(job_id) in _message_of(record):
+    if job_id is None or biz_type is None or job_id in message:
         return ""
     return escape_to_one_line(f" [job {job_id} of {biz_type}, attempt {attempt}]")
 
