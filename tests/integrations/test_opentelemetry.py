@@ -169,6 +169,39 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
             assert "A-42" not in span.to_json()
 
 
+
+class ShapelessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_without_a_text_ends_its_span_and_its_context(make_rig: MakeRig) -> None:
+    rig, telemetry = make_rig(**SCANNER), Telemetry()
+    afterwards: list[bool] = []
+
+    @rig.center.hooks.after_run  # registered first, so called last
+    def look(run: HandlerRun) -> None:
+        afterwards.append(trace.get_current_span().get_span_context().is_valid)
+
+    telemetry.instrument(rig.center.hooks)
+
+    @rig.handler(TYPE, max_attempts=1)
+    def fail(job: Job) -> None:
+        raise ShapelessError
+
+    job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
+    rig.start()
+    rig.wait_for(Status.DEAD, job_id, seconds=60)
+    assert afterwards == [False]
+    (span,) = telemetry.named(f"process {TYPE}")
+    (event,) = span.events
+    assert event.attributes is not None
+    assert event.attributes["exception.message"] == ""
+    assert "raise ShapelessError" in str(event.attributes["exception.stacktrace"])
+    (point,) = telemetry.points("messaging.process.duration").values()
+    assert point.count == 1
+
+
 def test_a_schedule_that_fails_ends_its_span_with_the_error(make_rig: MakeRig) -> None:
     rig, telemetry = make_traced_rig(make_rig)
     options: dict[str, Any] = {"biz_type": TYPE, "dedup_key": "k", "on_duplicate": "error"}

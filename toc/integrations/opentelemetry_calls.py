@@ -159,9 +159,17 @@ def _class_name(error: BaseException) -> str:
 def _record_exception(span: Span, error: BaseException) -> None:
     if not span.is_recording():
         return
-    lines = "".join(traceback.format_exception(error))
-    masked = {"message": _masked(str(error)), "stacktrace": _masked(lines)}
-    span.record_exception(error, {f"exception.{name}": text for name, text in masked.items()})
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - whatever the class of the exception raises
+        message = ""
+    # Not `record_exception`, which fails for an exception without a text.
+    attributes = {
+        "exception.type": _class_name(error),
+        "exception.message": _masked(message),
+        "exception.stacktrace": _masked("".join(traceback.format_exception(error))),
+    }
+    span.add_event("exception", attributes)
 
 
 def _masked(text: str) -> str:
