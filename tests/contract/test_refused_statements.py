@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_statement_that_is_refused(own: Library, name: str, packets: bool) -> None:
     own.databases[0]._supports_packets &= packets
-    first, second = own.new(), own.new()
+    first, second = own.new(), own.new(attribute='{"card": "4111-1111"}')
     table = table_of(own, first)
     changes, number, word = REFUSED[name]
     if "missing" not in name:
@@ -65,6 +66,10 @@ def test_a_statement_that_is_refused(own: Library, name: str, packets: bool) -> 
     assert "\n" not in str(error)
     assert not error.retryable
     assert not is_away(error)
+    shown = "".join(traceback.format_exception(error))
+    assert "INSERT" in shown
+    assert "4111" not in shown
+    assert str(second.job_id) not in shown
 
 
 def test_a_check_that_a_claim_breaks(own: Library) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError, IntegrityError, InternalError, OperationalError
 
 from toc.errors import StatementFailed, StoreUnavailable, TocError
-from toc.store.driver_errors import translate_error
+from toc.store.driver_errors import hide_values, translate_error
 
 SQL = "UPDATE `toc_shop`.`toc_job_0003` SET status = 1 WHERE `toc_job_0003`.`job_id` = 5"
 
@@ -94,3 +94,22 @@ def test_sqlite_refuses_a_statement(words: str) -> None:
 def test_sqlite_cannot_serve_now(words: str) -> None:
     found = failure(OperationalError(SQL, {}, sqlite3.OperationalError(words)))
     assert isinstance(found, StoreUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [
+        (SQL, "UPDATE `toc_shop`.`toc_job_0003` SET status = …"),
+        ("INSERT INTO toc_job_0003 (job_id, biz_id) VALUES (%s, 42)",
+         "INSERT INTO toc_job_0003 (job_id, biz_id) …"),
+        ("SELECT 'A-42', 7", "SELECT …"),
+        ("SELECT * FROM toc_meta", "SELECT * FROM toc_meta"),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_an_error_shows_no_value(statement: str, shown: str | None) -> None:
+    error = OperationalError(statement, {"biz_id": "A-42"}, pymysql.err.OperationalError(1, "words"))
+    hide_values(error)
+    assert "A-42" not in str(error)
+    if shown is not None:
+        assert f"[SQL: {shown}]" in str(error)

@@ -61,6 +61,7 @@ from toc.store.driver_errors import (
     LOST_ERRORS,
     error_number,
     error_text,
+    hide_values,
     translate_error,
 )
 from toc.store.first_check import FirstCheck
@@ -217,6 +218,7 @@ class Database:
             self.make_table_name_listener(engine.dialect),
             retval=True,
         )
+        event.listen(engine, "handle_error", lambda context: hide_values(context.sqlalchemy_exception))
         if self.sqlite:
             event.listen(engine, "do_connect", on_sqlite_connect)
             event.listen(engine, "connect", self._configure_sqlite)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 
 from toc.errors import (
     MYSQL_REFUSALS,
@@ -29,6 +29,7 @@ LOCK_ERRORS = frozenset({1205, DEADLOCK})  # 1205: lock wait timeout
 # server gone away, connection lost, shutdown, killed, ended because idle
 LOST_ERRORS = frozenset({2006, 2013, 2055, 1053, 1927, 4031})
 _DUPLICATE = 1062
+_VALUE = re.compile(r"'|\bVALUES\b|(?<![\w`])\d")
 # The name of one of toc's keys at the end of the error text.
 _OWN_KEY = re.compile(rf"""['.](PRIMARY|{LIVE_INDEX}|uq_name)'["\]]*$""")
 
@@ -79,6 +80,19 @@ def translate_error(database: int, error: DBAPIError) -> TocError | None:
         return StoreUnavailable(database, error)
     named = re.search(r"\btoc_\w+\b(?!`?\.)", error.statement or "")  # not a schema's name
     return StatementFailed(database, named[0] if named else None, number, error_text(error))
+
+
+def hide_values(error: StatementError | None) -> None:
+    """Takes the values out of the text of an error, which goes to logs and spans: they are payloads and ids.
+
+    What is left of the statement ends before its first value.
+    """
+    if error is not None:
+        statement = error.statement or ""
+        value = _VALUE.search(statement)
+        if value is not None:
+            error.statement = f"{statement[: value.start()]}…"
+        error.params = None
 
 
 def error_number(error: SQLAlchemyError) -> int | None:

@@ -106,7 +106,8 @@ class PipelinedExecutor(Executor):
             if (lost or is_fence_error(error)) and self._engine.pool is self._pool:
                 self._engine.dispose()  # the other pooled connections are lost as well
             if lost:
-                raise OperationalError(packet, None, error, connection_invalidated=True) from error
+                # Without the packet, which has the values of jobs.
+                raise OperationalError("", None, error, connection_invalidated=True) from error
             refused = len(texts) > 1 and not results and error.args[0] == _PARSE_ERROR
             # The retry, statement by statement, meets the error again and handles it. An error without a
             # number is the driver's own: it could not read the stream, and the server may have committed.
