@@ -251,6 +251,7 @@ def test_what_is_refused_says_why_in_chinese(tmp_path: Path) -> None:
             "/ui/forecast?capacity=much", "/ui/forecast?type=mail&rate=5",
             "/ui/forecast?type=mail&pause_until=soon", "/ui/forecast?type=mail&pause_until=2020-01-01",
             "/ui/mass_changes/0123456789abcdef", "/ui/types/odd", "/ui/recurring/odd",
+            "/ui/recurring/~odd",
         ]  # fmt: skip
         posts: list[tuple[str, dict[str, str]]] = [
             ("/ui/types/mail/pause", {"delay": "soon"}),

@@ -125,7 +125,9 @@ def test_a_viewer_has_no_buttons_and_cannot_use_them(site: Site) -> None:
         assert "/pause" not in viewer.get("/ui/types").text
         for path in (f"/ui/jobs/{job_id}/cancel", "/ui/types/mail/pause"):
             assert viewer.post(path, headers=OWN).status_code == 403
-        assert viewer.get("/ui/audit").status_code == 403
+        refused = viewer.get("/ui/audit")
+        assert refused.status_code == 403
+        assert "it lacks the scope admin" in refused.text
     assert site.center.get(job_id).status.name == "PENDING"
     assert not site.center.pauses()
 

@@ -65,6 +65,15 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("name", ["TOC_WEB__MASKED_TYPES", "TOC_WEB__SIGN_IN__ROLES", "TOC_WEB"])
+def test_a_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TOC_CONFIG", "")
+    monkeypatch.setenv(name, "pay.*")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == f'{name}: must be JSON; a list is written as ["a", "b"]'
+
+
 def test_all_faults_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "toc.toml").write_text(
         'nonsense = 1\nnamespace = "a b"\n[worker]\nconcurency = 5\n[timer]\nhorizon_s = 0\n'

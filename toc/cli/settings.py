@@ -162,7 +162,8 @@ biz_types = ["order.close", "order.confirm"]
 concurrency = 64
 ```
 
-`databases` in a variable are separated by commas or spaces, or a JSON list. Their
+`databases` in a variable are separated by commas or spaces, or a JSON list; every other list in a
+variable is a JSON list, as `TOC_WEB__MASKED_TYPES='["pay.*"]'`. Their
 number and order, `shards` and each `slot_amount` cannot change once jobs are there: the databases keep
 a fingerprint of them, and a process with another one refuses to start.
 

@@ -104,7 +104,8 @@ class PageDoor:
         if visit.caller is None:
             return await self._page.show(visit)
         if self._page.scope is not None and not visit.may(self._page.scope):
-            raise HttpProblem(HTTPStatus.FORBIDDEN, "forbidden", visit.texts["no_scope"])
+            text = visit.texts["no_scope"].format(scope=self._page.scope)
+            raise HttpProblem(HTTPStatus.FORBIDDEN, "forbidden", text)
         limits.take(visit.caller, 1.0).raise_if_refused()
         with limits.open_call(visit.caller):
             async with asyncio.timeout(self._backend.settings.web.limits.call_s):

@@ -27,13 +27,16 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+from pydantic_settings import SettingsError as SourceError
 from sqlalchemy.engine import make_url
 
 from toc.domain.declared_type import DeclaredType
@@ -452,11 +455,29 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _TomlFile(settings_cls, config_file_path())
+        file = _TomlFile(settings_cls, config_file_path())
+        return init_settings, _Environment(settings_cls), file
 
 
 def _reveal_secret(value: object) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+class _Environment(EnvSettingsSource):
+    """Reads the variables; its error names the variable whose value is not JSON."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            end = field_name.upper()
+            named = (
+                name
+                for name, text in os.environ.items()
+                if name.startswith("TOC_") and name.upper().endswith(end) and text == value
+            )
+            rule = 'must be JSON; a list is written as ["a", "b"]'
+            raise ValueError(f"{next(named, field_name)}: {rule}") from None
 
 
 class _TomlFile(TomlConfigSettingsSource):
@@ -485,6 +506,8 @@ def load_settings(**overrides: Any) -> Settings:
         raise SettingsError(
             "\n".join(_format_fault(fault) for fault in error.errors(include_url=False))
         ) from None
+    except SourceError as error:
+        raise SettingsError(str(error.__cause__ or error)) from None
     except ValueError as error:  # TOML that cannot be parsed
         raise SettingsError(f"{config_file_path()}: {error}") from None
 
