@@ -150,9 +150,7 @@ RECURSIVE.append(RECURSIVE)
 
 
 @pytest.mark.parametrize("field", ["job_id", "biz_type", "attempt", "trace_id"])
-def test_whatever_a_field_has_the_line_is_json(
-    monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
+def test_whatever_a_field_has_the_line_is_json(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     shown = [
         ({"a": {1}}, "{'a': {1}}"),
         (float("nan"), "nan"),

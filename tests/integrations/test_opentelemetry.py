@@ -169,7 +169,6 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
             assert "A-42" not in span.to_json()
 
 
-
 class ShapelessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")

@@ -108,7 +108,9 @@ def test_sqlite_cannot_serve_now(words: str) -> None:
     ],
 )  # fmt: skip
 def test_an_error_shows_no_value(statement: str, shown: str | None) -> None:
-    error = OperationalError(statement, {"biz_id": "A-42"}, pymysql.err.OperationalError(1, "words"))
+    error = OperationalError(
+        statement, {"biz_id": "A-42"}, pymysql.err.OperationalError(1, "words")
+    )
     hide_values(error)
     assert "A-42" not in str(error)
     if shown is not None:

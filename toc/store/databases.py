@@ -218,7 +218,9 @@ class Database:
             self.make_table_name_listener(engine.dialect),
             retval=True,
         )
-        event.listen(engine, "handle_error", lambda context: hide_values(context.sqlalchemy_exception))
+        event.listen(
+            engine, "handle_error", lambda context: hide_values(context.sqlalchemy_exception)
+        )
         if self.sqlite:
             event.listen(engine, "do_connect", on_sqlite_connect)
             event.listen(engine, "connect", self._configure_sqlite)
