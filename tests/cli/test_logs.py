@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -137,6 +138,16 @@ def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_
         assert "biz_type" not in json.loads(line)
     else:
         assert line.endswith(" INFO shop closing")
+
+
+def test_a_field_of_another_kind_is_a_text_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=True)
+    trace_id = UUID(int=7)
+    logging.getLogger("shop").info("closing", extra={"trace_id": trace_id, "attempt": 2})
+    line = json.loads(stream.getvalue())
+    assert (line["trace_id"], line["attempt"]) == (str(trace_id), 2)
 
 
 def test_ids_of_a_span_are_in_json_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

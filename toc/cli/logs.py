@@ -50,7 +50,12 @@ class _JsonFormatter(_MaskingFormatter):
             "message": mask_secrets(_message_of(record)),
         }
         values = {name: vars(record).get(name) for name in _FIELDS}
-        line |= {name: value for name, value in values.items() if value is not None}
+        # The caller of the logger may have set a field, to a value that JSON does not know.
+        line |= {
+            name: value if isinstance(value, int) else str(value)
+            for name, value in values.items()
+            if value is not None
+        }
         # As in all JSON of toc: 64-bit numbers do not survive every reader.
         line |= {name: str(line[name]) for name in ("job_id", "biz_id") if name in line}
         traces = [*self._masked_tracebacks(record)]
