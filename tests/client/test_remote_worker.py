@@ -264,7 +264,7 @@ def test_a_stop_waits_for_handlers_and_releases_other_jobs(served: Served) -> No
         stopping.start()
         (waiting,) = set(ids) - set(started)
         wait_until(lambda: served.job(waiting).status is Status.PENDING)
-        assert worker.held_count == 1
+        wait_until(lambda: worker.held_count == 1)  # when the server's answer has come
         may_end.set()
         stopping.join()
         assert worker.held_count == 0
