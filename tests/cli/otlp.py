@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+import certifi
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -86,6 +87,7 @@ def start_collector(directory: Path, receiver_url: str) -> Server:
     assert spec.origin is not None
     http, grpc = free_port(), free_port()
     argv = [
+        "env", f"SSL_CERT_FILE={certifi.where()}",  # without any it does not start
         str(Path(spec.origin).parent / "rotel-agent"), "start",
         "--otlp-http-endpoint", f"127.0.0.1:{http}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}",
         "--exporter", "otlp", "--otlp-exporter-endpoint", receiver_url,

@@ -22,6 +22,7 @@ from toc.http.serve import WebServer, check_listening
 from toc.runtime.settings import Settings
 from toc.runtime.web_settings import WebSettings
 
+NO_TYPES = b'{"types":[]}'
 HEAD = b"GET /v1/types HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -65,7 +66,7 @@ def test_the_next_head_of_a_kept_connection_has_a_deadline_too(server: WebServer
         raw.sendall(HEAD + b"\r\n")
         assert raw.recv(65_536).startswith(b"HTTP/1.1 200")
         raw.sendall(HEAD)
-        assert read_to_end(raw) == b""
+        assert read_to_end(raw) in (b"", NO_TYPES)  # the body may come after the head
 
 
 def test_a_body_that_does_not_come_ends_with_the_calls_deadline(server: WebServer) -> None:
