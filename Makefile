@@ -10,7 +10,7 @@ SETUP := .venv/setup.stamp
 SETUP_ALL := .venv/setup-all.stamp
 ARGS ?=
 MINUTES ?= 30
-PROCESSES ?= 8
+PROCESSES ?= 6
 SEED ?=
 
 .PHONY: help
@@ -69,7 +69,7 @@ lint: setup-all  ## check style, types and layers
 # All processes of a run would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Each process has servers of its own. Tests wait much: four processes per processor core. See tests/balance.py.
+# Each process has servers of its own. Tests wait much: three processes per processor core. See tests/balance.py.
 SHARED := --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Outside CI a server may be missing: Docker may serve it, and else its tests are skipped.
