@@ -206,6 +206,7 @@ def chaos(
             for name, terms in (TYPES | BATCH_TYPES | PULL_TYPES | RESTRICTED_TYPES).items()
         },
         timeouts_ms=scale.holds_ms,
+        lease_ms=scale.lease_s * 1000,
         held_types=frozenset(RESTRICTED_TYPES),
     )
     report, findings = check(histories, rules), judge(seen, breakage(scale))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from tests.testing.histories import (
+    DUE_MS,
     TYPE,
     cancel,
     discard,
@@ -471,6 +473,14 @@ def test_a_lost_lease_explains_attempts_of_its_type_and_time(call: LeaseUnanswer
     report = verdict([scheduled(), call, *run(1500, 2), row("done", 2)], RULES)
     assert kinds(report) == {Kind.WRONG}
     assert report.unstarted == 0
+
+
+@pytest.mark.parametrize("late_ms", [2999, 3000])
+def test_a_lease_that_ended_before_its_run_began_makes_the_next_start_late(late_ms: int) -> None:
+    history = [scheduled(), *run(DUE_MS + late_ms, 2), row("done", 2)]
+    report = verdict(history, replace(RULES, lease_ms=3000))
+    assert (report.unstarted, report.holds) == ((1, True) if late_ms == 3000 else (0, False))
+    assert not verdict(history, RULES).holds
 
 
 def test_a_lost_lease_explains_no_duplicate() -> None:

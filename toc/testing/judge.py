@@ -53,6 +53,9 @@ class Rules:
     timeouts_ms: by biz_type, how long a claim holds: a start after this time is legal if the run before had
     not ended, and a fault explains a start only if the fault came within this time.
 
+    lease_ms: how long a claim holds whose run has not begun (default: for ever). On a slow machine a process
+    may give such a claim back too late: its attempt counts, and was never started.
+
     held_types: biz_types whose jobs wait on purpose (paused, limited): their lateness is in `by_type` only.
 
     problems_max: how many problems of each kind are kept in words (default 100); all problems are counted.
@@ -64,6 +67,7 @@ class Rules:
     linger_ms: float = 0.0
     max_attempts: Mapping[str, int] = field(default_factory=dict)
     timeouts_ms: Mapping[str, float] = field(default_factory=dict)
+    lease_ms: float = math.inf
     held_types: frozenset[str] = frozenset()
     problems_max: int = 100
 
@@ -374,8 +378,9 @@ class _JobCheck:
     def _check_attempt_count(self, row: FinalRow) -> None:
         """Each claim counts one attempt, so each number up to the row's `attempts` belongs to one start.
 
-        The exceptions: if a process stops a run, the attempt of this run is taken back; and an attempt of
-        which no consumer has learned, by a fault or because the answer with the lease was lost.
+        The exceptions: if a process stops a run, the attempt of this run is taken back; an attempt of which
+        no consumer has learned, by a fault or because the answer with the lease was lost; and one whose lease
+        was over before its run began: then the last start is late by at least that lease.
         """
         stopped = {(end.token, end.attempt) for end in self._job.ends if end.how == STOPPED}
         starts = self._job.starts
@@ -391,9 +396,12 @@ class _JobCheck:
             return
         ended_ms = starts[-1].at_ms if starts and row.status == "done" else math.inf
         due_ms = self._writes[0].action_ms if self._writes else 0
-        if self._faults.has_fault_within(
-            due_ms, ended_ms
-        ) or self._lost_leases.were_possible_within(self._biz_type, due_ms, ended_ms):
+        late_ms = starts[-1].at_ms - due_ms if starts else 0.0
+        if (
+            self._faults.has_fault_within(due_ms, ended_ms)
+            or self._lost_leases.were_possible_within(self._biz_type, due_ms, ended_ms)
+            or late_ms >= missing * self._rules.lease_ms
+        ):
             self._report.unstarted += missing
         else:
             self.add_problem(Kind.WRONG, f"{missing} of {row.attempts} attempts were never started")
