@@ -33,7 +33,7 @@ log = logging.getLogger("shop")
 
 @toc.handler("order.start")
 def start(job):
-    toc.schedule("A-42", timedelta(0), biz_type="order.close", attribute={"card": "4111"})
+    toc.schedule("A-42", timedelta(0), biz_type="order.close", attribute={"card": "card-4111"})
 
 
 def fail():
@@ -99,7 +99,7 @@ def test_spans_metrics_and_log_lines_of_a_worker_have_the_same_ids(
     about = attributes_of(run)
     assert about["error.type"] == "ValueError"
     sent = str([*receiver.spans, *receiver.metrics.values()])
-    for hidden in ("A-42", "4111", "secret"):
+    for hidden in ("A-42", "card-4111", "secret"):
         assert hidden not in sent
 
     job_id = about["messaging.message.id"]

@@ -80,7 +80,7 @@ def test_a_run_is_a_trace_of_its_own_with_a_link_to_the_span_that_scheduled_its_
     inside: list[Any] = []
     rig.handler(TYPE)(lambda job: inside.append((trace.get_current_span().get_span_context(), job)))
     with telemetry.tracers.get_tracer("shop").start_as_current_span("request") as request:
-        job_id = rig.center.schedule("A-42", NOW, biz_type=TYPE, attribute={"card": "4111"})
+        job_id = rig.center.schedule("A-42", NOW, biz_type=TYPE, attribute={"card": "card-4111"})
     (scheduled,) = telemetry.named(f"schedule {TYPE}")
     assert scheduled.kind is SpanKind.PRODUCER
     assert scheduled.parent == request.get_span_context()
@@ -100,7 +100,7 @@ def test_a_run_is_a_trace_of_its_own_with_a_link_to_the_span_that_scheduled_its_
         names.MESSAGING_MESSAGE_ID: str(job_id), "toc.attempt": 1,
     }  # fmt: skip
     for span in (scheduled, run):
-        assert "4111" not in span.to_json()
+        assert "card-4111" not in span.to_json()
         assert "A-42" not in span.to_json()
         scope = span.instrumentation_scope
         assert scope is not None
