@@ -167,11 +167,7 @@ class Calls:
     # ---- change
 
     def cancel(self, job_id: int) -> str:
-        asked_ms = self.now()
-        with self._open(CancelAnswered(job_id, "", asked_ms, asked_ms)):
-            answer = self._answered(lambda: self.center.cancel(job_id))
-            self.journal.write(CancelAnswered(job_id, answer, asked_ms, self.now()))
-        return answer
+        return self._change(CancelAnswered, self.center.cancel, job_id)
 
     def reschedule(self, job_id: int, action_ms: int) -> str:
         asked_ms = self.now()
@@ -181,17 +177,22 @@ class Calls:
         return answer
 
     def redrive(self, job_id: int) -> str:
-        asked_ms = self.now()
-        with self._open(Redriven(job_id, "", asked_ms, asked_ms)):
-            answer = self._answered(lambda: self.center.redrive(job_id))
-            self.journal.write(Redriven(job_id, answer, asked_ms, self.now()))
-        return answer
+        return self._change(Redriven, self.center.redrive, job_id)
 
     def discard(self, job_id: int) -> str:
+        return self._change(DiscardAnswered, self.center.discard, job_id)
+
+    def _change(
+        self,
+        entry: Callable[[int, str, float, float], Entry],
+        verb: Callable[[int], str],
+        job_id: int,
+    ) -> str:
+        """Calls a verb that needs only the id of a job; `entry` makes its entry in the journal."""
         asked_ms = self.now()
-        with self._open(DiscardAnswered(job_id, "", asked_ms, asked_ms)):
-            answer = self._answered(lambda: self.center.discard(job_id))
-            self.journal.write(DiscardAnswered(job_id, answer, asked_ms, self.now()))
+        with self._open(entry(job_id, "", asked_ms, asked_ms)):
+            answer = self._answered(lambda: verb(job_id))
+            self.journal.write(entry(job_id, answer, asked_ms, self.now()))
         return answer
 
     # ---- death

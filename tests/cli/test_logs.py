@@ -16,6 +16,7 @@ from toc.cli.main import main
 from toc.cli.output import Output
 from toc.domain.job import Job, Status
 from toc.domain.run_control import RunControl
+from toc.domain.secret_masking import SHOWN_CHARS_MAX
 from toc.handlers.current_job import running_job
 from toc.handlers.hooks import CallBatch, HandlerRun
 
@@ -38,6 +39,14 @@ def root() -> Iterator[None]:
     yield
     logger.handlers[:] = before[1]
     logger.setLevel(before[0])
+
+
+def start_logging(monkeypatch: pytest.MonkeyPatch, *, as_json: bool) -> io.StringIO:
+    """What is logged from now on."""
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    logs.configure_logging(logging.INFO, as_json=as_json)
+    return stream
 
 
 def logged(
@@ -82,9 +91,7 @@ def test_nor_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_nor_does_the_name_of_a_logger(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
     """A handler may name one after what its job holds."""
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
+    stream = start_logging(monkeypatch, as_json=as_json)
     logging.getLogger(FORGED).warning("kept")
     (line,) = stream.getvalue().splitlines()
     assert line.isprintable()
@@ -93,9 +100,7 @@ def test_nor_does_the_name_of_a_logger(monkeypatch: pytest.MonkeyPatch, as_json:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_line_of_a_handler_names_its_job(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
+    stream = start_logging(monkeypatch, as_json=as_json)
     job = Job(7, 42, "order.close", Status.RUNNING, 0, {}, None, 2, None)
     token = running_job.set(job)
     logging.getLogger("shop").info("closing")
@@ -115,9 +120,7 @@ def test_a_line_of_a_handler_names_its_job(monkeypatch: pytest.MonkeyPatch, as_j
 def test_a_wrong_call_of_a_logger_is_one_line_too(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
+    stream = start_logging(monkeypatch, as_json=as_json)
     logging.getLogger("shop").info("%d closed", "mysql://u:secret@host/toc")
     (line,) = stream.getvalue().splitlines()
     text = json.loads(line)["message"] if as_json else line
@@ -127,9 +130,7 @@ def test_a_wrong_call_of_a_logger_is_one_line_too(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
+    stream = start_logging(monkeypatch, as_json=as_json)
     logging.getLogger("shop").info("closing", extra={"job_id": 5})
     (line,) = stream.getvalue().splitlines()
     if as_json:
@@ -139,7 +140,7 @@ def test_a_field_that_the_user_sets_is_kept(monkeypatch: pytest.MonkeyPatch, as_
         assert line.endswith(" INFO shop closing")
 
 
-class Shapeless:
+class Textless:
     def __str__(self) -> str:
         raise ValueError("no text")
 
@@ -156,13 +157,11 @@ def test_whatever_a_field_has_the_line_is_json(monkeypatch: pytest.MonkeyPatch, 
         (float("nan"), "nan"),
         (b"ab", "b'ab'"),
         (RECURSIVE, "[[...]]"),
-        (Shapeless(), "(this has no text: ValueError)"),
+        (Textless(), "(this has no text: ValueError)"),
         (10**5000, "(this has no text: ValueError)"),
         (SECRET_URL, "mysql://toc:***@db/toc"),
     ]
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=True)
+    stream = start_logging(monkeypatch, as_json=True)
     for value, _ in shown:
         logging.getLogger("shop").info("closing", extra={field: value})
     lines = stream.getvalue().splitlines()
@@ -173,10 +172,8 @@ def test_whatever_a_field_has_the_line_is_json(monkeypatch: pytest.MonkeyPatch, 
 def test_a_message_without_a_text_is_one_line(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
-    logging.getLogger("shop").info(Shapeless())
+    stream = start_logging(monkeypatch, as_json=as_json)
+    logging.getLogger("shop").info(Textless())
     (line,) = stream.getvalue().splitlines()
     assert "(this has no text: ValueError)" in line
 
@@ -185,22 +182,18 @@ def test_a_message_without_a_text_is_one_line(
 def test_every_text_of_a_line_is_masked_and_has_a_bound(
     monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
+    stream = start_logging(monkeypatch, as_json=as_json)
     text = f"{SECRET_URL} {'x' * 200_000}"
     logging.getLogger(text).info(
         text, extra={"job_id": 7, "biz_type": text, "biz_id": text, "attempt": 1, "trace_id": text}
     )
     (line,) = stream.getvalue().splitlines()
     assert "hunter2" not in line
-    assert len(line) < 6 * logs.TEXT_CHARS_MAX
+    assert len(line) < 6 * SHOWN_CHARS_MAX
 
 
 def test_ids_of_a_span_are_in_json_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=True)
+    stream = start_logging(monkeypatch, as_json=True)
     control = RunControl(0)
     job = Job(7, 42, "order.close", Status.RUNNING, 0, {}, None, 2, None, _control=control)
     reset = running_job.set(job)
@@ -251,17 +244,15 @@ def test_nor_in_errors(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_long_traceback_is_cut_and_masked(
     monkeypatch: pytest.MonkeyPatch, *, as_json: bool
 ) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr("sys.stderr", stream)
-    logs.configure_logging(logging.INFO, as_json=as_json)
-    begin = "a" * (logs.TEXT_CHARS_MAX // 2 - 200)
+    stream = start_logging(monkeypatch, as_json=as_json)
+    begin = "a" * (SHOWN_CHARS_MAX // 2 - 200)
     text = f"{begin} mysql://u:{'secret' * 100}@host/toc {'x://a:b ' * 20_000} the end"
     try:
         raise ValueError(text)  # noqa: TRY301 - it has to be raised somewhere
     except ValueError:
         logging.getLogger("toc.test").exception("it fails")
     shown = stream.getvalue()
-    assert len(shown) < logs.TEXT_CHARS_MAX + 500
+    assert len(shown) < SHOWN_CHARS_MAX + 500
     assert "Traceback" in shown
     assert "characters are left out" in shown
     assert "the end" in shown

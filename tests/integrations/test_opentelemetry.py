@@ -53,6 +53,17 @@ def make_traced_rig(make_rig: MakeRig, **options: Any) -> tuple[Rig, Telemetry]:
     return rig, telemetry
 
 
+def spans_after_runs(rig: Rig) -> list[bool]:
+    """After each run of a handler: whether a span is still active. To be called before `instrument`."""
+    found: list[bool] = []
+
+    @rig.center.hooks.after_run  # registered first, so called last
+    def look(run: HandlerRun) -> None:
+        found.append(trace.get_current_span().get_span_context().is_valid)
+
+    return found
+
+
 def traceparent_of(span: ReadableSpan) -> str:
     context = span.get_span_context()
     assert context is not None
@@ -112,12 +123,7 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
     make_rig: MakeRig, is_async: bool
 ) -> None:
     rig, telemetry = make_rig(**SCANNER), Telemetry()
-    afterwards: list[bool] = []
-
-    @rig.center.hooks.after_run  # registered first, so called last
-    def look(run: HandlerRun) -> None:
-        afterwards.append(trace.get_current_span().get_span_context().is_valid)
-
+    afterwards = spans_after_runs(rig)
     telemetry.instrument(rig.center.hooks)
     verdicts = {"drop": Drop("not needed"), "dead": Dead("A-42"), "retry": Retry(0, "A-42")}
 
@@ -169,24 +175,19 @@ def test_errors_and_verdicts_are_recorded_and_contexts_end(
             assert "A-42" not in span.to_json()
 
 
-class ShapelessError(Exception):
+class TextlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 def test_an_exception_without_a_text_ends_its_span_and_its_context(make_rig: MakeRig) -> None:
     rig, telemetry = make_rig(**SCANNER), Telemetry()
-    afterwards: list[bool] = []
-
-    @rig.center.hooks.after_run  # registered first, so called last
-    def look(run: HandlerRun) -> None:
-        afterwards.append(trace.get_current_span().get_span_context().is_valid)
-
+    afterwards = spans_after_runs(rig)
     telemetry.instrument(rig.center.hooks)
 
     @rig.handler(TYPE, max_attempts=1)
     def fail(job: Job) -> None:
-        raise ShapelessError
+        raise TextlessError
 
     job_id = rig.center.schedule(1, NOW, biz_type=TYPE)
     rig.start()
@@ -196,7 +197,7 @@ def test_an_exception_without_a_text_ends_its_span_and_its_context(make_rig: Mak
     (event,) = span.events
     assert event.attributes is not None
     assert event.attributes["exception.message"] == ""
-    assert "raise ShapelessError" in str(event.attributes["exception.stacktrace"])
+    assert "raise TextlessError" in str(event.attributes["exception.stacktrace"])
     (point,) = telemetry.points("messaging.process.duration").values()
     assert point.count == 1
 

@@ -9,14 +9,11 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from toc.domain.secret_masking import mask_secrets
-from toc.domain.text_escaping import cut_out_middle, escape_json_document, escape_to_one_line
+from toc.domain.secret_masking import mask_and_cut, mask_secrets
+from toc.domain.text_escaping import escape_json_document, escape_to_one_line
 from toc.handlers.current_job import JobFilter
 
 log = logging.getLogger(__name__)
-
-TEXT_CHARS_MAX = 16_384
-"""Of a longer message, traceback or field the beginning and the end are logged."""
 
 
 class _MaskingFormatter(logging.Formatter):
@@ -24,7 +21,7 @@ class _MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = _message_of(record)
-        record.name = escape_to_one_line(_mask_and_cut(record.name))
+        record.name = escape_to_one_line(mask_and_cut(record.name))
         record.message = escape_to_one_line(message) + _make_job_suffix(record, message)
         record.asctime = _utc_time_text(record.created)
         lines = [self.formatMessage(record)]
@@ -34,9 +31,9 @@ class _MaskingFormatter(logging.Formatter):
 
     def _masked_tracebacks(self, record: logging.LogRecord) -> Iterator[str]:
         if record.exc_info:
-            yield _mask_and_cut(self.formatException(record.exc_info))
+            yield mask_and_cut(self.formatException(record.exc_info))
         if record.stack_info:
-            yield _mask_and_cut(self.formatStack(record.stack_info))
+            yield mask_and_cut(self.formatStack(record.stack_info))
 
 
 class _JsonFormatter(_MaskingFormatter):
@@ -44,7 +41,7 @@ class _JsonFormatter(_MaskingFormatter):
         line: dict[str, object] = {
             "time": _utc_time_text(record.created),
             "level": record.levelname.lower(),
-            "logger": _mask_and_cut(record.name),
+            "logger": mask_and_cut(record.name),
             "message": _message_of(record),
         }
         values = {name: vars(record).get(name) for name in _FIELDS}
@@ -67,7 +64,7 @@ def _field_of(name: str, value: object) -> object:
     """
     if name == "attempt" and isinstance(value, int) and 0 <= value < 2**31:
         return value
-    return _mask_and_cut(_text_of(value))
+    return mask_and_cut(_text_of(value))
 
 
 def _message_of(record: logging.LogRecord) -> str:
@@ -77,7 +74,7 @@ def _message_of(record: logging.LogRecord) -> str:
     except Exception as error:  # noqa: BLE001 - whatever the arguments' own methods raise
         name = type(error).__name__
         text = f"{_text_of(record.msg)} (the arguments of this log call do not fit: {name})"
-    return _mask_and_cut(text)
+    return mask_and_cut(text)
 
 
 def _text_of(value: object) -> str:
@@ -88,15 +85,10 @@ def _text_of(value: object) -> str:
         return f"(this has no text: {type(error).__name__})"
 
 
-def _mask_and_cut(text: str) -> str:
-    # Masked before it is cut: half of a URL would not be recognized.
-    return cut_out_middle(mask_secrets(text), TEXT_CHARS_MAX)
-
-
 def _make_job_suffix(record: logging.LogRecord, message: str) -> str:
     """A text that names the job whose handler logs; empty if the message names the job."""
     job_id, biz_type, attempt = (
-        None if value is None else _mask_and_cut(_text_of(value))
+        None if value is None else mask_and_cut(_text_of(value))
         for value in (vars(record).get(name) for name in ("job_id", "biz_type", "attempt"))
     )
     if job_id is None or biz_type is None or job_id in message:

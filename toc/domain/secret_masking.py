@@ -11,7 +11,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 
+from toc.domain.text_escaping import cut_out_middle
+
 HIDDEN = "***"
+
+SHOWN_CHARS_MAX = 16_384
+"""Of a longer message, field or traceback the beginning and the end are shown in logs and traces."""
 
 _SCHEMES = r"(?:mysql|mariadb|sqlite|rediss?|unix|https?|amqps?|kafka|s3a?|gs|abfss?|hdfs|file)(?:\+\w+)?://"
 _NEXT_URL = re.compile(rf"[\s,;'\"(]{_SCHEMES}")
@@ -139,3 +144,9 @@ class SecretUrl(SecretText):
         if host >= 0 and 0 <= colon < at:
             whole = f"{whole[: colon + 1]}{HIDDEN}{whole[at:]}"
         return _mask_secret_options(whole)
+
+
+def mask_and_cut(text: str) -> str:
+    """The text for logs and traces: without passwords; of a long text the beginning and the end."""
+    # Masked before it is cut: half of a URL would not be recognized.
+    return cut_out_middle(mask_secrets(text), SHOWN_CHARS_MAX)

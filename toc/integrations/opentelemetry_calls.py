@@ -10,8 +10,7 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import Span, StatusCode
 
-from toc.domain.secret_masking import mask_secrets
-from toc.domain.text_escaping import cut_out_middle
+from toc.domain.secret_masking import mask_and_cut
 from toc.errors import TocError
 from toc.handlers.hooks import HandlerRun
 from toc.handlers.verdicts import Dead, Retry, Verdict
@@ -19,9 +18,6 @@ from toc.runtime.metrics import LATENESS_BUCKETS_S
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """The boundaries that the semantic conventions for messaging name."""
-
-TEXT_CHARS_MAX = 16_384
-"""Of a text or a traceback of an exception in a span."""
 
 
 class CallError(NamedTuple):
@@ -166,12 +162,7 @@ def _record_exception(span: Span, error: BaseException) -> None:
     # Not `record_exception`, which fails for an exception without a text.
     attributes = {
         "exception.type": _class_name(error),
-        "exception.message": _masked(message),
-        "exception.stacktrace": _masked("".join(traceback.format_exception(error))),
+        "exception.message": mask_and_cut(message),
+        "exception.stacktrace": mask_and_cut("".join(traceback.format_exception(error))),
     }
     span.add_event("exception", attributes)
-
-
-def _masked(text: str) -> str:
-    # Masked before it is cut: half of a URL would not be recognized.
-    return cut_out_middle(mask_secrets(text), TEXT_CHARS_MAX)
