@@ -184,9 +184,9 @@ class PullClerk(Clerk):
         draw = rng.random()
         if draw < 0.02:
             calls.schedule(biz_id, PULL_LATE, action_ms, {"late": rng.uniform(1, 2)})
-        elif draw < 0.03:
+        elif draw < 0.04:
             calls.schedule(biz_id, PULL_LONG, action_ms, {"leases": rng.uniform(0.5, 2)})
-        elif draw < 0.10:
+        elif draw < 0.11:
             jobs = [(next(self._biz), action_ms + 50 * n) for n in range(PULL_BULK)]
             calls.schedule_many(jobs, PULL)
         elif draw < 0.40:
