@@ -16,6 +16,7 @@ from tests.bench import reconciling
 from tests.bench.__main__ import main as make_bench
 from tests.bench.plot import plot
 from tests.bench.run import ALL_CASES, run
+from tests.deep import deep
 from tests.servers.endpoint import Endpoint
 from toc.bench.bottleneck import Utilisation, describe_bottleneck
 from toc.bench.common import BenchOptions
@@ -52,9 +53,9 @@ def bench_keys(redis_server: Endpoint) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)  # it starts a Spark of its own
+@pytest.mark.timeout(480)  # it starts a Spark of its own
 @pytest.mark.usefixtures("bench_keys")
-@pytest.mark.parametrize("engine", ["mysql", "mariadb"])
+@pytest.mark.parametrize("engine", ["mysql", pytest.param("mariadb", marks=deep)])
 def test_every_case_beside_the_baseline(
     engine: str,
     redis_server: Endpoint,

@@ -27,11 +27,12 @@ from toc.cli.main import main
 from toc.timer import redis_keys
 
 pytest.importorskip("pyspark")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(480)
 
 PASSWORD = "s3cret-of-the-database"
 JOBS, LOST = 40, 3
-PROCESS_S_MAX = 150
+EXECUTORS_S_MAX = 300
+PROCESS_S_MAX = 400
 
 
 class Shop(NamedTuple):
@@ -85,6 +86,7 @@ def shop(
         "TOC_NAMESPACE": f"t{time.time_ns():x}",
         "TOC_SHARDS": "4",
         "TOC_RECONCILE__GRACE_S": "0.5",
+        "TOC_RECONCILE__EXECUTORS_WAIT_S": f"{EXECUTORS_S_MAX}",
         "TOC_RECONCILE__SPARK": json.dumps(properties),
     }
     for name, value in ours.items():
@@ -186,11 +188,9 @@ def test_executors_without_toc_are_named_with_what_to_do(shop: Shop, cluster: Sp
 
 ASK = """
 import sys
-from toc.reconcile import executors
 from toc.reconcile.spark import open_spark_session
 from toc.runtime.settings import load_settings
 
-executors.EXECUTORS_S_MAX = 10.0
 with open_spark_session(load_settings(), sys.argv[1]):
     print("opened")
 """
@@ -216,6 +216,7 @@ def test_what_hinders_executors_is_said(
     shop: Shop, cluster: SparkCluster, properties: dict[str, str], said: str
 ) -> None:
     given = json.loads(shop.variables["TOC_RECONCILE__SPARK"]) | properties
-    done = shop.run(sys.executable, "-c", ASK, cluster.url, TOC_RECONCILE__SPARK=json.dumps(given))
+    variables = {"TOC_RECONCILE__SPARK": json.dumps(given), "TOC_RECONCILE__EXECUTORS_WAIT_S": "10"}
+    done = shop.run(sys.executable, "-c", ASK, cluster.url, **variables)
     assert "opened" not in done.stdout
     assert said in done.stderr

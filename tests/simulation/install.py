@@ -43,7 +43,6 @@ from toc.runtime.service import Service
 from toc.scanner.fallback import FallbackScanner
 from toc.scanner.scanner import Scanner
 from toc.store.claims import Claims
-from toc.store.compiled_statement import CompiledStatement
 from toc.store.databases import Database
 
 IDLE_S = 3600.0
@@ -117,28 +116,6 @@ class _Compiled(dict[Any, Any]):
 _compiled = _Compiled()
 
 
-def _compiling() -> Callable[..., None]:
-    """Toc's own texts of statements, likewise kept for all databases: they hold nothing of a run."""
-    original = CompiledStatement.__init__
-    kept: dict[Any, dict[str, Any]] = {}
-
-    def init(self: CompiledStatement, statement: Any, dialect: Any, **how: Any) -> None:
-        key = (*statement._generate_cache_key()[:1], *_values_of(statement), *how.items())
-        if key not in kept:
-            original(self, statement, dialect, **how)
-            kept[key] = vars(self)
-        self.__dict__ = kept[key]
-
-    return init
-
-
-def _values_of(statement: Any) -> list[Any]:
-    return [repr(each.value) for each in statement._generate_cache_key().bindparams]
-
-
-_write_compiled = _compiling()
-
-
 @contextmanager
 def installed(
     kernel: Kernel,
@@ -179,7 +156,6 @@ def installed(
         (toc.node.hold_sources, "WakeupListener", _Deaf),
         (Database, "_run_with_retries", _asking(servers)),
         (Claims, "take_over_job", _taking_over(servers)),
-        (CompiledStatement, "__init__", _write_compiled),
         (Database, "_configure_sqlite", _prepared),
         (Database, "__init__", _heard(kernel, servers)),
     ]

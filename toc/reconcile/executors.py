@@ -29,9 +29,6 @@ R = TypeVar("R")
 
 PROGRESS_S = 0.2
 
-EXECUTORS_S_MAX = 60.0
-"""How long the first task may take: until then an executor must have started and imported toc."""
-
 _CHECK = "toc: can executors run toc?"
 
 PROTECTION = (
@@ -62,8 +59,10 @@ class _Executor(NamedTuple):
     missing: str
 
 
-def check_executors(spark: SparkSession) -> None:
+def check_executors(spark: SparkSession, wait_s: float) -> None:
     """Raises SettingsError, with what to do, unless executors begin a task in time and have this toc.
+
+    `wait_s`: the setting reconcile.executors_wait_s.
 
     Does nothing for a `local` master, whose executors are this process, and for an application that was
     checked before.
@@ -73,7 +72,7 @@ def check_executors(spark: SparkSession) -> None:
         return
     refuse_without_protection(dict(context.getConf().getAll()))
     ours = version("toc")
-    for executor in _ask_executors(context):
+    for executor in _ask_executors(context, wait_s):
         here = f"{executor.host} ({executor.python})"
         if executor.missing:
             raise SettingsError(
@@ -114,7 +113,7 @@ _PACK = (
 )
 
 
-def _ask_executors(context: SparkContext) -> list[_Executor]:
+def _ask_executors(context: SparkContext, wait_s: float) -> list[_Executor]:
     """Runs a task for each core of the executors. Raises SettingsError."""
     tracker, begun = context.statusTracker(), False
 
@@ -126,7 +125,7 @@ def _ask_executors(context: SparkContext) -> list[_Executor]:
         context.cancelJobGroup(_CHECK)
 
     context.setJobGroup(_CHECK, _CHECK, interruptOnCancel=True)
-    timer = threading.Timer(EXECUTORS_S_MAX, cancel_check)
+    timer = threading.Timer(wait_s, cancel_check)
     timer.start()
     try:
         tasks = max(2, context.defaultParallelism)
@@ -138,12 +137,14 @@ def _ask_executors(context: SparkContext) -> list[_Executor]:
             raise SettingsError(_describe_failed_check(text, short_error_text(error))) from None
         if begun:
             raise SettingsError(
-                f"an executor did not import toc within {EXECUTORS_S_MAX:g} s: is its machine overloaded?"
+                f"an executor did not import toc within {wait_s:g} s: is its machine overloaded? If so, "
+                "wait longer (reconcile.executors_wait_s)"
             ) from None
         raise SettingsError(
-            f"no executor of {context.master} began a task within {EXECUTORS_S_MAX:g} s. Has a worker as "
+            f"no executor of {context.master} began a task within {wait_s:g} s. Has a worker as "
             "many free cores and as much memory as spark.executor.cores and spark.executor.memory ask for? "
-            "Do executors reach this machine (spark.driver.host)? The master's page shows both"
+            "Do executors reach this machine (spark.driver.host)? The master's page shows both. If "
+            "they start more slowly, wait longer (reconcile.executors_wait_s)"
         ) from None
     finally:
         timer.cancel()

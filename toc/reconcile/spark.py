@@ -74,7 +74,7 @@ def open_spark_session(
         raise SettingsError("pyspark is not installed: pip install 'toc[reconcile]'") from None
     active = SparkSession.getActiveSession()
     if active is not None:
-        check_executors(active)
+        check_executors(active, settings.reconcile.executors_wait_s)
         yield active
         return
     try:
@@ -85,7 +85,7 @@ def open_spark_session(
     except Exception as error:
         raise SettingsError(_describe_start_error(error, log_file)) from error
     try:
-        check_executors(spark)
+        check_executors(spark, settings.reconcile.executors_wait_s)
         yield spark
     finally:
         spark.stop()
@@ -101,7 +101,7 @@ def compare(spark: SparkSession, settings: Settings) -> DataFrame:
 
     from toc.reconcile.report.parquet import SCHEMA, findings_as_batches  # noqa: PLC0415 - too
 
-    check_executors(spark)
+    check_executors(spark, settings.reconcile.executors_wait_s)
     outcome = Reconciliation(settings, spark, repair=False, actor="").run()
     if outcome.failures:
         first = outcome.failures[0]

@@ -630,6 +630,12 @@ class ReconcileSettings(_SettingGroup):
         le=256,
         description="tasks of `toc reconcile` on Spark that read a database at the same time, at most",
     )
+    executors_wait_s: float = Field(
+        120,
+        ge=1,
+        le=3600,
+        description="seconds until an executor of Spark must have started and imported toc",
+    )
     replica_lag_s_max: Annotated[float, Field(ge=0, le=3600)] | Literal["none"] = Field(
         "none",
         description="`toc reconcile` reads rows from a replica (retention.replicas) that lags by this "

@@ -17,10 +17,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Integer, Update, and_, bindparam, case, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Update,
+    and_,
+    bindparam,
+    case,
+    or_,
+    select,
+    update,
+)
 
 from toc.domain.claim_tokens import ALONE, process_of_token, remove_alone_mark
 from toc.domain.ids import routing_bits_of
@@ -28,7 +39,7 @@ from toc.domain.job import Status
 from toc.errors import StoreUnavailable
 from toc.runtime.server_clock import TimeBounds
 from toc.store.column_types import DatetimeAsMillis, db_now, db_now_plus, later_of_db_now_plus
-from toc.store.compiled_statement import IDS, CompiledStatement
+from toc.store.compiled_statement import IDS, CompiledStatement, compile_once
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.events import DeadLetterStatement, EventStatement, TransitionEvent
 from toc.store.job_rows import JOB_COLUMNS, due_or_lease_end, status_from_number
@@ -126,64 +137,41 @@ class Claims:
     def __init__(self, databases: Databases, lease_ms: int, types: Iterable[int] = ()) -> None:
         self._databases = databases
         self._lease_ms = lease_ms
-        self._lease_end = later_of_db_now_plus(
-            bindparam("lease_ms", type_=Integer),
-            bindparam("lease_from", type_=DatetimeAsMillis()),
-        )
         self._dialect = dialect = databases[0].engine.dialect
-        self._select_claimed = CompiledStatement(_SELECT_CLAIMED, dialect)
-        self._select_rows = CompiledStatement(_SELECT_ROWS, dialect)
-        self._select_settled = CompiledStatement(_SELECT_SETTLED, dialect)
-        self._settles = {kind: CompiledStatement(each, dialect) for kind, each in _SETTLE.items()}
-        self._write_document = CompiledStatement(_WRITE_DOCUMENT, dialect)
-        self._undo_take_over = CompiledStatement(_UNDO_TAKE_OVER, dialect)
-        self._replace_token = CompiledStatement(_REPLACE_TOKEN, dialect)
-        self._bury_expired = CompiledStatement(_BURY_EXPIRED, dialect)
+        self._select_claimed = compile_once(_SELECT_CLAIMED, dialect)
+        self._select_rows = compile_once(_SELECT_ROWS, dialect)
+        self._select_settled = compile_once(_SELECT_SETTLED, dialect)
+        self._settles = {kind: compile_once(each, dialect) for kind, each in _SETTLE.items()}
+        self._write_document = compile_once(_WRITE_DOCUMENT, dialect)
+        self._undo_take_over = compile_once(_UNDO_TAKE_OVER, dialect)
+        self._replace_token = compile_once(_REPLACE_TOKEN, dialect)
+        self._bury_expired = compile_once(_BURY_EXPIRED, dialect)
         self._events = {database.index: EventStatement(database) for database in databases}
         self._letters = {database.index: DeadLetterStatement(database) for database in databases}
-        take_over = (
-            update(JOB)
-            .where(
-                *_RUNS_UNDER_SEEN,  # guard: take-over-seen
-                *_LEASE_IS_OVER,  # guard: take-over-lease
-            )
-            .values(**_claim_column_values(self._lease_end))
-        )
-        self._take_over = CompiledStatement(take_over, dialect)
-        renew = (
-            update(JOB)
-            .where(
-                c.job_id.in_(IDS),
-                c.status == int(Status.RUNNING),
-                c.claim_token == bindparam("token"),
-            )
-            .values(lease_end_time=self._lease_end, gmt_modified=db_now())
-        )
-        self._renew = CompiledStatement(renew, dialect)
+        self._take_over = compile_once(_TAKE_OVER, dialect)
+        self._renew = compile_once(_RENEW, dialect)
         self.set_claimed_types(types)
 
     def set_claimed_types(
         self, types: Iterable[int], held: Collection[int] = (), closed: Collection[int] = ()
     ) -> None:
-        """Sets the types whose rows are claimed from now on. Takes a few milliseconds.
+        """Sets the types whose rows are claimed from now on. New types take a few milliseconds.
 
         `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
         scanner. `closed`: types of which no row is claimed now.
         """
         types = set(types)
         numbers = types.difference(closed)  # guard: claim-open-types
-        latest = db_now_plus(SKEW_MS)  # guard: claim-skew
-        claim_at = _claim_statement(latest, sorted(numbers), self._lease_end)
-        claim_now = _claim_statement(db_now(), sorted(numbers), self._lease_end)
-        self._claim_before = CompiledStatement(claim_at, self._dialect)
-        self._claim_due = self._claim_closed = CompiledStatement(claim_now, self._dialect)
+        self._claim_before = self._compile_claim(_LATEST, numbers)
+        self._claim_due = self._claim_closed = self._compile_claim(_NOW, numbers)
         if closed:
-            any_type = _claim_statement(db_now(), sorted(types), self._lease_end)
-            self._claim_closed = CompiledStatement(any_type, self._dialect)
+            self._claim_closed = self._compile_claim(_NOW, types)
         self._claim_before_shared = self._claim_before
         if not numbers.isdisjoint(held):
-            free = _claim_statement(latest, sorted(numbers.difference(held)), self._lease_end)
-            self._claim_before_shared = CompiledStatement(free, self._dialect)
+            self._claim_before_shared = self._compile_claim(_LATEST, numbers.difference(held))
+
+    def _compile_claim(self, latest: ColumnElement[int], types: Iterable[int]) -> CompiledStatement:
+        return compile_once(_claim_statement(latest, tuple(sorted(types))), self._dialect)
 
     # ---- claim
 
@@ -651,28 +639,37 @@ _LEASE_IS_OVER = (
 )
 
 
-def _claim_column_values(lease_end: Any) -> dict[str, Any]:
+_LEASE_END = later_of_db_now_plus(
+    bindparam("lease_ms", type_=Integer),
+    bindparam("lease_from", type_=DatetimeAsMillis()),
+)
+_NOW = db_now()
+_LATEST = db_now_plus(SKEW_MS)  # guard: claim-skew
+
+
+def _claim_column_values() -> dict[str, Any]:
     return {
         "status": int(Status.RUNNING),
         "claim_token": bindparam("token"),
         "attempts": c.attempts + 1,
-        "lease_end_time": lease_end,
+        "lease_end_time": _LEASE_END,
         "claim_time": db_now(),
         "gmt_modified": db_now(),
     }
 
 
-def _claim_statement(now: Any, types: list[int], lease_end: Any) -> Update:
+@lru_cache(maxsize=256)
+def _claim_statement(latest: ColumnElement[int], types: tuple[int, ...]) -> Update:
     return (
         update(JOB)
         .where(
             c.job_id.in_(IDS),
             c.status == int(Status.PENDING),  # guard: claim-pending
             c.due_time <= bindparam("until", type_=DatetimeAsMillis()),  # guard: claim-until
-            c.due_time <= now,  # guard: claim-due
+            c.due_time <= latest,  # guard: claim-due
             c.type_no.in_(types or [_NO_TYPE]),
         )
-        .values(**_claim_column_values(lease_end))
+        .values(**_claim_column_values())
     )
 
 
@@ -719,6 +716,23 @@ _UNDO_TAKE_OVER = (
         lease_end_time=_BELIEVED_NOW,
         gmt_modified=db_now(),
     )
+)
+_TAKE_OVER = (
+    update(JOB)
+    .where(
+        *_RUNS_UNDER_SEEN,  # guard: take-over-seen
+        *_LEASE_IS_OVER,  # guard: take-over-lease
+    )
+    .values(**_claim_column_values())
+)
+_RENEW = (
+    update(JOB)
+    .where(
+        c.job_id.in_(IDS),
+        c.status == int(Status.RUNNING),
+        c.claim_token == bindparam("token"),
+    )
+    .values(lease_end_time=_LEASE_END, gmt_modified=db_now())
 )
 _BURY_EXPIRED = (
     update(JOB)

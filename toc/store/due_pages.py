@@ -7,12 +7,10 @@ saves a round trip per shard.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Dialect,
     Integer,
     Select,
     bindparam,
@@ -23,7 +21,7 @@ from sqlalchemy import (
 
 from toc.errors import SchemaMismatch, StoreUnavailable
 from toc.store.column_types import DatetimeAsMillis, UInt64, db_now_plus
-from toc.store.compiled_statement import CompiledStatement
+from toc.store.compiled_statement import compile_once
 from toc.store.databases import Databases
 from toc.store.job_rows import after_due_key_condition, due_or_lease_end
 from toc.store.schema import JOB
@@ -221,9 +219,7 @@ class DuePages:
         if not values:
             return set()
         database = self._databases.database_of_shard(next(iter(values)))
-        dialect = database.engine.dialect
-        is_fixed = query is _AFTER or query is _OVERDUE
-        compiled = (_compile_cached if is_fixed else CompiledStatement)(query, dialect)
+        compiled = compile_once(query, database.engine.dialect)
         bits: list[str] = []
         arguments: list[Any] = []
         for position, (shard, given) in enumerate(values.items()):
@@ -261,8 +257,3 @@ _GRACE_AGO = db_now_plus(bindparam("plus_ms", type_=Integer))
 _DUE_UNTIL = (c.due_time <= _GRACE_AGO, c.due_time <= _UNTIL)
 _OVERDUE_UNTIL = _overdue_conditions(_GRACE_AGO, _UNTIL)
 _OVERDUE = _ONE.where(*_OVERDUE_UNTIL)
-
-
-@lru_cache(maxsize=64)
-def _compile_cached(query: Select[Any], dialect: Dialect) -> CompiledStatement:
-    return CompiledStatement(query, dialect)

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    Insert,
     Integer,
     String,
+    Table,
     bindparam,
     case,
     insert,
@@ -31,10 +34,10 @@ from sqlalchemy import (
 from toc.domain.argument_checks import REASON_CHARS_MAX
 from toc.domain.job import Event, Status
 from toc.store.column_types import db_now
-from toc.store.compiled_statement import IDS, CompiledStatement
+from toc.store.compiled_statement import IDS, compile_once
 from toc.store.databases import Database, execute_on_shard
 from toc.store.job_rows import status_from_number
-from toc.store.schema import JOB
+from toc.store.schema import DATABASES_CACHED, JOB
 from toc.store.verb import Statement
 
 c = JOB.c
@@ -104,13 +107,8 @@ class EventStatement:
     """
 
     def __init__(self, database: Database) -> None:
-        before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
-        after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
-        began = case((bindparam("ends_attempt", type_=Integer()) == 1, c.claim_time))
-        rows = select(db_now(), c.job_id, *before, c.attempts, began, *after)
-        rows = rows.where(c.job_id.in_(IDS))
-        statement = insert(database.event).from_select(_EVENT_COLUMNS, rows)
-        self._compiled = CompiledStatement(statement, database.engine.dialect, if_changed=True)
+        statement, dialect = _insert_event(database.event), database.engine.dialect
+        self._compiled = compile_once(statement, dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, transition: TransitionEvent) -> Statement:
         """The INSERT of the event of a job in the job table `table`."""
@@ -130,18 +128,32 @@ class DeadLetterStatement:
     """Writes the dead letter of one job, if the verb's statement before has changed a row."""
 
     def __init__(self, database: Database) -> None:
-        rows = select(
-            c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts,
-            bindparam("error", type_=database.dead.c.error.type), db_now(),
-        ).where(c.job_id.in_(IDS))  # fmt: skip
-        letter = insert(database.dead).from_select(LETTER_COLUMNS, rows)
-        self._compiled = CompiledStatement(letter, database.engine.dialect, if_changed=True)
+        statement, dialect = _insert_letter(database.dead), database.engine.dialect
+        self._compiled = compile_once(statement, dialect, if_changed=True)
 
     def bind(self, table: str, job_id: int, error: str) -> Statement:
         """The REPLACE of the dead letter of a job in the job table `table`."""
         statement = self._compiled.bind(table, [job_id], error=error[:ERROR_CHARS_MAX])
         # The job may have a dead letter of an earlier death. SQLAlchemy has no REPLACE; all servers do.
         return statement._replace(text=statement.text.replace("INSERT", "REPLACE", 1))
+
+
+@lru_cache(maxsize=DATABASES_CACHED)
+def _insert_event(table: Table) -> Insert:
+    before: list[BindParameter[Any]] = [*map(bindparam, ("what", "from_status", "to_status"))]
+    after: list[BindParameter[Any]] = [*map(bindparam, ("actor", "reason"))]
+    began = case((bindparam("ends_attempt", type_=Integer()) == 1, c.claim_time))
+    rows = select(db_now(), c.job_id, *before, c.attempts, began, *after)
+    return insert(table).from_select(_EVENT_COLUMNS, rows.where(c.job_id.in_(IDS)))
+
+
+@lru_cache(maxsize=DATABASES_CACHED)
+def _insert_letter(table: Table) -> Insert:
+    error = bindparam("error", type_=table.c.error.type)
+    rows = select(
+        c.job_id, c.biz_id, c.biz_text, c.tenant, c.type_no, c.attempts, error, db_now()
+    ).where(c.job_id.in_(IDS))
+    return insert(table).from_select(LETTER_COLUMNS, rows)
 
 
 def record_repair_events(

@@ -9,9 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Connection, Update, bindparam, case, delete, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    Table,
+    Update,
+    bindparam,
+    case,
+    delete,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from toc.domain.biz_ids import BusinessId
@@ -20,7 +32,7 @@ from toc.domain.job import ANSWER_OF_STATUS, Answer, DeadJob, Job, NewJob, Sched
 from toc.domain.routing import Routing
 from toc.errors import DuplicateJob
 from toc.store.column_types import DatetimeAsMillis, db_now, sql_time_of_ms, to_signed64
-from toc.store.compiled_statement import IDS, CompiledStatement
+from toc.store.compiled_statement import IDS, compile_once
 from toc.store.database_metadata import DatabaseMetadata
 from toc.store.databases import Database, Databases, execute_on_shard
 from toc.store.driver_errors import is_live_duplicate, is_primary_duplicate
@@ -37,7 +49,7 @@ from toc.store.job_rows import (
     status_from_number,
 )  # fmt: skip
 from toc.store.pipelined_executor import BYTES_MAX
-from toc.store.schema import JOB, live_key_of
+from toc.store.schema import DATABASES_CACHED, JOB, live_key_of
 from toc.store.verb import Executor, Statement, StatementResult, Verb, run_statements
 
 c = JOB.c
@@ -362,16 +374,21 @@ _ANSWERS = {
 _SELECT_STATUS = select(c.status, c.attempts).where(c.job_id.in_(IDS))
 
 
+@lru_cache(maxsize=DATABASES_CACHED)
+def _delete_letters(dead: Table) -> Delete:
+    return delete(dead).where(dead.c.job_id.in_(IDS))
+
+
 class _ChangeStatements:
     """The statements of guarded changes on one database."""
 
     def __init__(self, database: Database) -> None:
-        dialect, letter = database.engine.dialect, database.dead.c.job_id
-        self.change = {what: CompiledStatement(each, dialect) for what, each in _CHANGES.items()}
+        dialect = database.engine.dialect
+        self.change = {what: compile_once(each, dialect) for what, each in _CHANGES.items()}
         self.event = EventStatement(database)
-        letters = delete(database.dead).where(letter.in_(IDS))
-        self.delete_letter = CompiledStatement(letters, dialect, if_changed=True)
-        self.status = CompiledStatement(_SELECT_STATUS, dialect)
+        letters = _delete_letters(database.dead)
+        self.delete_letter = compile_once(letters, dialect, if_changed=True)
+        self.status = compile_once(_SELECT_STATUS, dialect)
 
 
 class _JobInsert:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Integer, Select, bindparam, literal_column, select
 
 from toc.store.column_types import DatetimeAsMillis
-from toc.store.compiled_statement import CompiledStatement
+from toc.store.compiled_statement import compile_once
 from toc.store.databases import Database
 from toc.store.due_pages import SHARDS_PER_QUERY_MAX
 from toc.store.schema import JOB
@@ -31,7 +31,7 @@ def count_overdue_rows(database: Database, until_ms: int, rows_max: int) -> Over
 
     Raises StoreUnavailable.
     """
-    compiled, counts = CompiledStatement(_OVERDUE, database.engine.dialect), list[int]()
+    compiled, counts = compile_once(_OVERDUE, database.engine.dialect), list[int]()
     shards = list(database.shards)
     for at in range(0, len(shards), SHARDS_PER_QUERY_MAX):
         columns, arguments = list[str](), list[Any]()

@@ -47,6 +47,9 @@ VERSION_TABLE = "toc_alembic_version"
 FITS_SINCE = "schema_fits_since"
 """The name in `toc_meta` of the oldest release (its newest revision) whose statements run on the schema."""
 
+DATABASES_CACHED = 256
+"""So many databases' tables, and the statements made for them, are kept in the memory of a process."""
+
 _TABLE_OPTIONS: dict[str, Any] = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
@@ -357,7 +360,7 @@ def mass_change_table(metadata: MetaData) -> Table:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=DATABASES_CACHED)
 def tables_of_database(name: str | None) -> Mapping[str, Table]:
     """The tables of a database except its job tables, by name. `name`: qualifies them; None: it does not.
 
