@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Scale:
 
 LONG = Scale(1, 10, (2, 6), 3, 1, bulk=370, singles=20, session_s=3, horizon_s=8, slack_s=4)
 SHORT = Scale(1, 4, (1, 2.5), 0.5, 0.1, bulk=120, singles=15, session_s=1, horizon_s=3, slack_s=1)
+LIGHT = replace(SHORT, bulk=20)  # beside other tests
 
 BULK = "chaos.bulk"
 MOODY = "chaos.moody"  # fails in its first attempts

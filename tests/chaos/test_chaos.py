@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.nemesis import FAULTS
-from tests.chaos.plan import PULL_TYPES, SHORT, Scale, chance
+from tests.chaos.plan import LIGHT, PULL_TYPES, SHORT, Scale, chance
 from tests.chaos.restricted import RATE, RECURRING
 from tests.chaos.run import Outcome, chaos, combined, drawn, packed
 from tests.deep import deep
@@ -69,14 +69,14 @@ def test_every_fault_once(tmp_path: Path) -> None:
 
 
 def test_a_seed_on_mariadb(tmp_path: Path) -> None:
-    outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, mariadb=True)
+    outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, LIGHT, mariadb=True)
     assert_holds(outcome)
     assert {RATE, RECURRING} <= outcome.report.by_type.keys()
 
 
 def test_remote_consumers_and_the_replicas_that_serve_them_are_killed(tmp_path: Path) -> None:
     acts = iter([[one] for one in FAULTS if one.name in REMOTE])
-    outcome = run(tmp_path, SEED, 600, acts=acts)
+    outcome = run(tmp_path, SEED, 600, LIGHT, acts=acts)
     assert_holds(outcome)
     assert set(REMOTE) <= outcome.report.by_fault.keys()
     assert PULL_TYPES.keys() <= outcome.report.by_type.keys()
