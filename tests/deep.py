@@ -14,6 +14,9 @@ import pytest
 ALL = bool(os.environ.get("TOC_TEST_ALL"))
 """`make test-all` sets the variable. toc's settings refuse other names that begin with TOC_."""
 
+EXAMPLES = 30 if ALL else 10
+"""How many rows of calls hypothesis draws, where each runs on a server."""
+
 deep = pytest.mark.skipif(not ALL, reason="takes long: make test-all runs it")
 
 ONCE = {
@@ -30,7 +33,18 @@ ONCE = {
         "tests/growing/",
         "tests/unit/",
     ),
-    "mysql behind a proxy": ("tests/contract/", "tests/admin/test_admin_changes.py"),
+    # What sends several statements at once elsewhere.
+    "mysql behind a proxy": (
+        "tests/contract/test_claim.py",
+        "tests/contract/test_complete.py",
+        "tests/contract/test_events.py",
+        "tests/contract/test_insert.py",
+        "tests/contract/test_renew.py",
+        "tests/contract/test_settle.py",
+        "tests/contract/test_take_over_undone.py",
+        "tests/contract/test_verbs.py",
+        "tests/admin/test_admin_changes.py",
+    ),
 }
 """Where `make test` runs each test function once with this parameter. Elsewhere it is deep."""
 

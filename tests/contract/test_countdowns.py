@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
+from tests.deep import EXAMPLES
 from toc.domain.countdown import ArrivalAnswer, Countdown
 from toc.domain.job import ANSWER_OF_STATUS, Status
 from toc.errors import DuplicateJob
@@ -284,7 +285,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wanted=st.integers(1, 3), steps=st.lists(STEPS, max_size=14))
 def test_a_countdown_does_what_a_plain_model_says(
     library: Library, wanted: int, steps: list[tuple[str, Any]]

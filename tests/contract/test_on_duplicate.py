@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
+from tests.deep import EXAMPLES
 from toc.domain.job import Event, Status
 from toc.errors import DuplicateJob
 from toc.store.claims import OutcomeKind
@@ -68,7 +69,7 @@ def test_a_job_that_waits_for_a_retry_is_compared_by_its_action_time(library: Li
     assert library.row(job_id).attempts == 0
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from(["keep", "replace", "earliest", "latest"]), st.integers(0, 9)),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contract.breaks import lose_answers
 from tests.contract.library import Library
+from tests.deep import EXAMPLES
 from toc.domain.job import Status
 from toc.errors import DuplicateJob
 from toc.store.claims import _STATUS_AFTER, Outcome, OutcomeKind
@@ -222,7 +223,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=16))
 def test_debounced_jobs_are_as_a_plain_model_says(
     library: Library, steps: list[tuple[str, Any]]

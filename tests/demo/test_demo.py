@@ -86,7 +86,8 @@ def test_a_short_demo(environment: Mapping[str, str], tmp_path: Path) -> None:
 def test_a_demo_that_is_stopped_leaves_nothing(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(TOC, env=environment, stdout=subprocess.DEVNULL, stderr=-3)
+    demo = [*TOC, "--orders", "1000"]
+    process = subprocess.Popen(demo, env=environment, stdout=subprocess.DEVNULL, stderr=-3)
     try:
         end_s = time.monotonic() + END_S_MAX
         while not list(tmp_path.glob("*/client.journal")):

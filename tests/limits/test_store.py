@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.deep import ALL
 from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
 from toc.domain.limit_terms import LimitTerms, make_limit_terms
 from toc.timer.limit_store import PartitionHold, PartitionRelease, PartitionWish
@@ -154,7 +155,9 @@ def _make_step(rig: LimitRig, model: Model, step: tuple[Any, ...], count: int) -
 
 @given(terms=TERMS, steps=STEPS)
 # Each example makes a rig, with a namespace of its own.
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200 if ALL else 60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_redis_does_what_the_model_does(
     make_limit_rig: MakeLimitRig, terms: LimitTerms, steps: list[tuple[Any, ...]]
 ) -> None:
