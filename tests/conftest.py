@@ -32,7 +32,8 @@ def _restored_logging() -> Iterator[None]:
     yield
     loggers[0].handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # setLevel forgets what each logger knows of its level
+            logger.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -93,12 +93,6 @@ class _Uuid:
         return uuid.UUID(int=self._rng.getrandbits(128), version=4)
 
 
-class _Collector:
-    """In the place of the module `gc`: the nodes of a run are many, and short-lived."""
-
-    collect = freeze = staticmethod(lambda: None)
-
-
 class _Compiled(dict[Any, Any]):
     """Statements that were compiled, for all databases of a process.
 
@@ -147,7 +141,6 @@ def installed(
         (toc.store.schema_check, "SimpleQueue", queue),
         (toc.timer.loader, "uuid", _Uuid(rng)),
         (toc.timer.timer_server, "make_redis_client", client),
-        (toc.node.node, "gc", _Collector),
         (toc.node.node, "ActivityReporter", _NoReporter),
         (toc.center.connections, "ActivityReporter", _NoReporter),
         (toc.runtime.service, "_clock", ProcessClock(servers, Process("services"), REDIS)),

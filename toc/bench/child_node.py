@@ -12,6 +12,7 @@ from typing import Any
 from toc.bench.child_process import read_parent_messages, send_to_parent
 from toc.handlers.registry import Registry
 from toc.node.node import Node
+from toc.runtime.process_info import freeze_live_objects
 from toc.runtime.settings import Settings, load_settings
 
 Command = Callable[[Node], dict[str, Any]]
@@ -41,6 +42,7 @@ def run_node_for_parent(
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent ends this process
     node = Node(settings, handlers=handlers)
+    freeze_live_objects()
     node.start()
     try:
         send_to_parent({"ready": True})

@@ -19,6 +19,7 @@ from toc.client.remote_center import import_transport
 from toc.client.server_address import make_server_address
 from toc.handlers.registry import Registry
 from toc.node.node import Node
+from toc.runtime.process_info import freeze_live_objects
 from toc.runtime.service import find_stalled_services
 from toc.runtime.settings import Settings, load_settings
 
@@ -91,6 +92,7 @@ def run_worker(
             stop.request_stop()
 
         node = Node(settings, handlers=handlers, restart_wanted=request_restart)
+        freeze_live_objects()
         try:
             node.start()
             log.info("%s runs %s", node.identity, _biz_types_as_text(handlers))

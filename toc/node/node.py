@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import random
@@ -213,9 +212,6 @@ class Node:
         self._gauges = Gauges(self.reminders, self.work_sources)
         self._services = [*services, self._gauges]
         self._warm_up_connections()
-        # The objects made so far live on: a full collection of them would stop every thread for 20 ms.
-        gc.collect()
-        gc.freeze()
         worker.start()
         for service in services:
             service.start()

@@ -1,7 +1,8 @@
-"""The name of this process, and the version of toc."""
+"""The name of this process, the version of toc, and what its garbage collector goes through."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from importlib.metadata import PackageNotFoundError, version
@@ -18,3 +19,13 @@ def toc_version() -> str:
         return version("toc")
     except PackageNotFoundError:
         return "unknown"
+
+
+def freeze_live_objects() -> None:
+    """Leaves the objects made so far out of all garbage collections.
+
+    A collection that goes through all imported modules stops every thread for 20 ms. Only for a process that
+    is toc's own.
+    """
+    gc.collect()
+    gc.freeze()
