@@ -114,6 +114,14 @@ def test_a_fault_of_redis_explains_twice_the_limit_and_not_more() -> None:
     assert at_once(THREE, excuses=[excuse._replace(to_ms=15)]).problems
 
 
+def test_a_fault_of_redis_explains_what_was_admitted_in_it_however_late_it_starts() -> None:
+    excuse = Excuse("Redis wiped", 0, 1000, 1)
+    some = [attempt(900, 2000), attempt(910, 2000, 2), attempt(1500, 2000, 3)]
+    assert at_once(some, excuses=[excuse]).problems
+    taken = {some[2].holder: Admission(990, 1200)}
+    assert not at_once(some, excuses=[excuse], taken=taken).problems
+
+
 def test_a_handler_of_a_frozen_process_counts_until_it_was_frozen() -> None:
     frozen = Fault("worker frozen", 15, 90, ("w1",))
     assert not at_once(THREE, [frozen]).problems
@@ -129,10 +137,11 @@ def test_a_handler_counts_no_longer_than_its_hold_which_its_process_makes_longer
     assert not found.problems
     assert found.explained == {HOLD_ENDED: 1}
     named = {slow[0].holder: [Span(3000, 3010), Span(6980, 7000)]}
-    assert at_once([*slow, attempt(8000, 8100, 3), attempt(8050, 8150, 4)], named=named).problems
+    later = [attempt(8000, 8100, 3), attempt(8050, 8150, 4)]
+    assert at_once([*slow, *later], named=named).problems
     # It was named again after its hold may have ended: others may have started between.
     named = {slow[0].holder: [Span(3000, 3010), Span(6980, 7001)]}
-    assert not at_once([*slow, attempt(8000, 8100, 3)], named=named).problems
+    assert not at_once([*slow, *later], named=named).problems
 
 
 def test_a_hold_counts_from_the_admission_of_a_handler_that_starts_late() -> None:
