@@ -1,7 +1,8 @@
 """What a worker of the rig writes down beside its journal, in lines of their own (`.seen`).
 
 The judge of the restricted types needs times that no handler knows: between which moments a job was admitted
-by its limits, when Redis did not answer the process, and for how long the process had not read the pauses.
+by its limits, and was named to Redis as one that still holds, when Redis did not answer the process, and for
+how long the process had not read the pauses.
 Each is recorded around the call, so that a slow machine makes the bounds wider, and never accuses toc.
 """
 
@@ -13,14 +14,14 @@ from functools import wraps
 from typing import Any
 
 from tests.chaos.plan import Lines, Now
-from tests.chaos.restricted import RECURRING, RESTRICTED_TYPES, SHOPS
+from tests.chaos.restricted import LIMITS, RECURRING, SHOPS
 from toc.domain.job import Job
 from toc.domain.limit_terms import LimitTerms
 from toc.errors import TimerUnavailable
 from toc.limits.limits import Limits, Taken, Wanted
 from toc.store.databases import Database
 from toc.store.pauses import PauseCache
-from toc.timer.limit_store import LimitStore, PartitionAnswer, PartitionWish
+from toc.timer.limit_store import LimitStore, PartitionHold, PartitionWish, TakeAnswer
 
 BLIND_MS = 1500.0
 """A process that reads a database's pauses so often, from asking to the next answer, is not blind."""
@@ -63,23 +64,23 @@ class Observations:
         ) -> Taken:  # fmt: skip
             asked_ms = self._now()
             taken = take(limits, biz_type, wanted, token, lease_ms, goes_first=goes_first)
-            if taken.admitted and biz_type in RESTRICTED_TYPES:
+            if taken.admitted and biz_type in LIMITS:
                 self._write(
                     "taken", biz_type=biz_type, jobs=sorted(taken.admitted), token=token,
-                    from_ms=asked_ms, to_ms=self._now(),
+                    by_share=taken.time.by_share, from_ms=asked_ms, to_ms=self._now(),
                 )  # fmt: skip
             return taken
 
         setattr(Limits, "take", watched)  # noqa: B010 - to a type checker, no method changes
 
     def _watch_redis(self) -> None:
-        take = LimitStore.take
+        take, hold = LimitStore.take, LimitStore.hold
 
         @wraps(take)
         def watched(
             store: LimitStore, biz_type: str, terms: LimitTerms, hold_ms: int,
             wishes: Sequence[PartitionWish],
-        ) -> tuple[list[PartitionAnswer], int]:  # fmt: skip
+        ) -> TakeAnswer:  # fmt: skip
             asked_ms = self._now()
             try:
                 return take(store, biz_type, terms, hold_ms, wishes)
@@ -87,7 +88,19 @@ class Observations:
                 self._write("share", biz_type=biz_type, from_ms=asked_ms, to_ms=self._now())
                 raise
 
+        @wraps(hold)
+        def watched_hold(store: LimitStore, biz_type: str, holds: Sequence[PartitionHold]) -> int:
+            asked_ms = self._now()
+            since_ms = hold(store, biz_type, holds)
+            holders = [name for each in holds for _, name in each.holders]
+            if holders and biz_type in LIMITS:
+                self._write(
+                    "named", biz_type=biz_type, holders=holders, from_ms=asked_ms, to_ms=self._now()
+                )
+            return since_ms
+
         setattr(LimitStore, "take", watched)  # noqa: B010 - to a type checker, no method changes
+        setattr(LimitStore, "hold", watched_hold)  # noqa: B010 - as above
 
     def _watch_pauses(self) -> None:
         read_copy = PauseCache.read_copy

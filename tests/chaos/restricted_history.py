@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.chaos.restricted import RESTRICTED_TYPES
+from toc.limits.holder import Holder
 from toc.testing import Fault
 
 _NAMES = "|".join(map(re.escape, RESTRICTED_TYPES))
@@ -32,6 +33,24 @@ class Attempt:
     process: str
     start_ms: float
     end_ms: float
+    token: str = ""
+
+    @property
+    def holder(self) -> str:
+        """Its name in Redis, if its type has limits."""
+        return holder_of(self.job_id, self.token)
+
+
+def holder_of(job_id: int, token: str) -> str:
+    return Holder("", "", job_id, token).member
+
+
+class Admission(NamedTuple):
+    """The limits have admitted a job at some moment of this span. `by_share`: without Redis."""
+
+    from_ms: float
+    to_ms: float
+    by_share: bool = False
 
 
 class PauseSpan(NamedTuple):
@@ -59,14 +78,16 @@ class Occurrence(NamedTuple):
 class Seen:
     """All that the checks need.
 
-    taken: by job and process, the spans in each of which its limits have admitted it. blind: by process,
-    when it knew no newer pauses than those at the beginning of the span. shares: when a node went by its
-    share of the limits, since Redis did not answer it. nominal: by job, its schedule and time.
+    taken: by holder, its admission. named: by holder, when its process has told Redis that it still holds.
+    blind: by process, when it knew no newer pauses than those at the beginning of the span. shares: when a
+    node went by its share of the limits, since Redis did not answer it. nominal: by job, its schedule and
+    time.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    taken: dict[tuple[int, str], list[Span]] = field(default_factory=lambda: defaultdict(list))
+    taken: dict[str, Admission] = field(default_factory=dict)
+    named: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     blind: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     shares: list[Span] = field(default_factory=list)
     shops: dict[int, object] = field(default_factory=dict)
@@ -91,7 +112,10 @@ class Seen:
         span = Span(line["from_ms"], line["to_ms"])
         if what == "taken":
             for job_id in line["jobs"]:
-                self.taken[job_id, process].append(span)
+                self.taken[holder_of(job_id, line["token"])] = Admission(*span, line["by_share"])
+        elif what == "named":
+            for holder in line["holders"]:
+                self.named[holder].append(span)
         elif what == "blind":
             self.blind[process].append(span)
         elif what == "share":
@@ -126,7 +150,9 @@ def _read_attempts(path: Path) -> list[Attempt]:
         if line.startswith(b'["Started"'):
             if _TYPE.search(line):
                 v = json.loads(line)[1]
-                attempt = Attempt(v["job_id"], v["biz_type"], v["process"], v["at_ms"], v["at_ms"])
+                attempt = Attempt(
+                    v["job_id"], v["biz_type"], v["process"], v["at_ms"], v["at_ms"], v["token"]
+                )
                 live[v["job_id"], v["token"], v["attempt"]] = attempt
                 jobs.add(v["job_id"])
                 found.append(attempt)

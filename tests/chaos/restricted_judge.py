@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from tests.chaos.observations import BLIND_MS
 from tests.chaos.restricted import LIMITS, PAUSED, RECURRING, SCHEDULES, Limit, Schedule
-from tests.chaos.restricted_history import Attempt, Occurrence, PauseSpan, Seen, Span, covering
+from tests.chaos.restricted_history import (
+    Admission,
+    Attempt,
+    Occurrence,
+    PauseSpan,
+    Seen,
+    Span,
+    covering,
+)
 from toc.testing import Fault
 
 LINGER_MS = 5000.0  # after a fault: until all nodes go by Redis again, and have named their holders
@@ -24,7 +32,8 @@ SHARE_LINGER_MS = 2000.0
 MARGIN_MS = 3000.0  # from a look at the known pauses to a handler's first line, on a busy machine
 WINDOW_MS = 120_000.0  # longer windows of a rate are not looked at
 EXACT = 0.06  # starts: the limits' clock counts whole ms
-SHOWN = 20  # problems of one check that are told in words
+SHOWN = 20  # problems of one check that are told in words, and starts of one problem
+HOLD_ENDED = "a hold ended before its handler"
 
 
 @dataclass(slots=True)
@@ -93,17 +102,20 @@ class Breakage:
 
 def judge(seen: Seen, breakage: Breakage) -> list[Finding]:
     """All checks on one run."""
-    excuses = breakage.excuses(seen.faults, seen.shares)
-    found = []
+    found, runs = [], {name: Finding(f"{name}, admitted") for name in LIMITS}
+    admitted = {
+        name: admitted_runs(seen.of_type(name), seen, breakage.hold_ms, runs[name])
+        for name in LIMITS
+    }
+    unknown = [span for some in admitted.values() for run in some if (span := run.unknown_span)]
+    excuses = breakage.excuses(seen.faults, [*seen.shares, *unknown])
     for name, limit in LIMITS.items():
-        attempts = seen.of_type(name)
+        found.append(runs[name])
         if limit.concurrency is not None:
-            groups = by_shop(attempts, seen.shops) if limit.per_shop else [attempts]
-            found.append(
-                check_concurrency(name, limit, groups, seen.faults, excuses, breakage.hold_ms)
-            )
+            shops = seen.shops if limit.per_shop else {}
+            found.append(check_concurrency(name, limit, by_shop(admitted[name], shops), excuses))
         if limit.rate_per_s is not None:
-            found.append(check_rate(name, limit, attempts, seen.taken, excuses))
+            found.append(check_rate(name, limit, admitted[name], excuses))
     pauses = [
         span for span in seen.pauses
         if not (span.by_clock and _hit(seen.faults, breakage.clocks, span.answered_ms, span.to_ms))
@@ -115,115 +127,150 @@ def judge(seen: Seen, breakage: Breakage) -> list[Finding]:
     return found
 
 
-def by_shop(attempts: Sequence[Attempt], shops: Mapping[int, object]) -> list[list[Attempt]]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """An attempt of a limited type. It counts for the concurrency until `counts_until_ms`.
+
+    `unknown_span`: it was admitted by a share, and Redis did not know of it for so long.
+    """
+
+    attempt: Attempt
+    admission: Admission
+    counts_until_ms: float
+    unknown_span: Span | None = None
+
+    def text(self, at_ms: float) -> str:
+        """All times as ms after `at_ms`."""
+        one, by = self.attempt, " by its share" if self.admission.by_share else ""
+        return (
+            f"job {one.job_id} of {one.process} admitted{by} {self.admission.from_ms - at_ms:+.0f} to"
+            f" {self.admission.to_ms - at_ms:+.0f}, ran {one.start_ms - at_ms:+.0f} to"
+            f" {one.end_ms - at_ms:+.0f}, counts until {self.counts_until_ms - at_ms:+.0f}"
+        )
+
+
+def admitted_runs(
+    attempts: Sequence[Attempt], seen: Seen, hold_ms: float, found: Finding
+) -> list[Run]:
+    """The attempts with their admissions; one without an admission is a problem.
+
+    An attempt counts for the concurrency until it ends, or until its hold may have ended: `hold_ms` after its
+    process has asked for it, or has named it to Redis without such a gap; when a fault hits its process; when
+    its job is admitted again, because its lease is over. The last row of the table in ADR 45 allows one more
+    handler for each that goes on nevertheless.
+    """
+    runs, later = list[Run](), dict[int, float]()  # by job: when its next attempt was admitted
+    found.count, found.worst = len(attempts), "each by a call of its limits"
+    ordered = sorted(attempts, key=lambda each: each.start_ms)
+    for attempt in reversed(ordered):
+        admission = seen.taken.get(attempt.holder)
+        if admission is None:
+            found.add_problem(
+                f"job {attempt.job_id} of {attempt.process} was started at {attempt.start_ms:.0f}"
+                " without being admitted"
+            )
+            continue
+        until_ms = admission.from_ms + hold_ms
+        named = sorted(seen.named.get(attempt.holder, ()))
+        for span in named:
+            if span.to_ms > until_ms:
+                break
+            until_ms = max(until_ms, span.from_ms + hold_ms)
+        lost = [
+            fault.from_ms
+            for fault in seen.faults
+            if attempt.process in fault.processes
+            and fault.from_ms <= attempt.end_ms
+            and fault.to_ms >= admission.from_ms
+        ]
+        ends = [attempt.end_ms, until_ms, later.get(attempt.job_id, math.inf), *lost]
+        later[attempt.job_id] = admission.from_ms
+        unknown = None
+        if admission.by_share:
+            known_ms = named[0].to_ms if named else attempt.end_ms
+            unknown = Span(admission.from_ms, max(admission.to_ms, known_ms))
+        runs.append(Run(attempt, admission, min(ends), unknown))
+    return runs[::-1]
+
+
+def by_shop(runs: Iterable[Run], shops: Mapping[int, object]) -> list[list[Run]]:
     """The attempts of each shop."""
-    found: dict[object, list[Attempt]] = {}
-    for attempt in attempts:
-        found.setdefault(shops.get(attempt.job_id), []).append(attempt)
+    found: dict[object, list[Run]] = {}
+    for run in runs:
+        found.setdefault(shops.get(run.attempt.job_id), []).append(run)
     return list(found.values())
 
 
 def check_concurrency(
-    name: str,
-    limit: Limit,
-    groups: Iterable[Sequence[Attempt]],
-    faults: Sequence[Fault],
-    excuses: Sequence[Excuse],
-    hold_ms: float,
+    name: str, limit: Limit, groups: Iterable[Sequence[Run]], excuses: Sequence[Excuse]
 ) -> Finding:
-    """Never more than `concurrency` handlers of a group at once.
-
-    A handler whose process stood still or was cut off counts only until then: its hold ends with its lease.
-    So does one that took more than half of `hold_ms`: these handlers take a fraction of a second.
-    """
+    """Never more than `concurrency` handlers of a group at once that count."""
     found, most = Finding(f"{name}, at once"), limit.concurrency or 0
     peak = 0
-    for attempts in groups:
-        found.count += len(attempts)
-        ends: list[float] = []
-        for attempt in sorted(attempts, key=lambda each: each.start_ms):
-            at_ms = attempt.start_ms
-            ends = [end for end in ends if end > at_ms]
-            end_ms = _held_until(attempt, faults, hold_ms)
-            if end_ms <= at_ms:
+    for runs in groups:
+        found.count += len(runs)
+        going: list[Run] = []
+        for run in runs:
+            at_ms = run.attempt.start_ms
+            going = [*(each for each in going if each.attempt.end_ms > at_ms), run]
+            counted = [each for each in going if each.counts_until_ms > at_ms]
+            if run.counts_until_ms <= at_ms < run.attempt.end_ms:
+                found.explained[HOLD_ENDED] += 1
                 continue
-            ends.append(end_ms)
-            peak = max(peak, len(ends))
-            if len(ends) <= most:
+            peak = max(peak, len(counted))
+            if len(going) > most >= len(counted):
+                found.explained[HOLD_ENDED] += 1
+            if len(counted) <= most:
                 continue
-            over = [e for e in excuses if e.from_ms <= at_ms < e.to_ms]
+            # One of them was admitted too much: the last one, or one that Redis did not know then.
+            last = max((each.admission for each in counted), key=lambda each: each.from_ms)
+            over = [e for e in excuses if e.from_ms <= last.to_ms and last.from_ms < e.to_ms]
             allowed = most * (1 + max((e.more for e in over), default=0))
-            if len(ends) > allowed:
-                found.add_problem(f"{len(ends)} of {most} at once at {at_ms:.0f}")
+            if len(counted) > allowed:
+                each_run = "; ".join(each.text(at_ms) for each in counted[-SHOWN:])
+                found.add_problem(f"{len(counted)} of {most} at once at {at_ms:.0f}: {each_run}")
             else:
                 found.explained[over[0].name] += 1
     found.worst = f"at most {peak} of {most} at once"
     return found
 
 
-def _held_until(attempt: Attempt, faults: Sequence[Fault], hold_ms: float) -> float:
-    """When the attempt ended, or its hold may have ended: by a fault of its process, or on a slow machine."""
-    lost = [
-        fault.from_ms
-        for fault in faults
-        if attempt.process in fault.processes
-        and fault.from_ms <= attempt.end_ms
-        and fault.to_ms >= attempt.start_ms
-    ]
-    return min(attempt.end_ms, attempt.start_ms + hold_ms / 2, *lost)
-
-
-def check_rate(
-    name: str,
-    limit: Limit,
-    attempts: Sequence[Attempt],
-    taken: Mapping[tuple[int, str], Sequence[Span]],
-    excuses: Sequence[Excuse],
-) -> Finding:
+def check_rate(name: str, limit: Limit, runs: Iterable[Run], excuses: Sequence[Excuse]) -> Finding:
     """In no time t more than burst + rate x t starts.
 
     A start was admitted at some moment of a known span; only a start whose span lies within a window counts
     for the window.
     """
-    found, spans = Finding(f"{name}, rate"), list[Span]()
-    for attempt in attempts:
-        span = _last_before(taken.get((attempt.job_id, attempt.process), ()), attempt.start_ms)
-        if span is None:
-            found.add_problem(f"job {attempt.job_id} was started without being admitted")
-        else:
-            spans.append(span)
-    found.count = len(attempts)
-    spans.sort(key=lambda span: span.to_ms)
-    ends = [span.to_ms for span in spans]
+    found = Finding(f"{name}, rate")
+    runs = sorted(runs, key=lambda run: run.admission.to_ms)
+    found.count = len(runs)
+    ends = [run.admission.to_ms for run in runs]
     rate_per_ms = (limit.rate_per_s or 0) / 1000
     fullest = 0.0
-    for from_ms in sorted({span.from_ms for span in spans}):
-        count = 0
+    for from_ms in sorted({run.admission.from_ms for run in runs}):
+        within: list[Run] = []
         first, last = bisect_left(ends, from_ms), bisect_right(ends, from_ms + WINDOW_MS)
-        for span in spans[first:last]:
-            if span.from_ms < from_ms:
+        for run in runs[first:last]:
+            to_ms = run.admission.to_ms
+            if run.admission.from_ms < from_ms:
                 continue
-            count += 1
-            bound = limit.burst + rate_per_ms * (span.to_ms - from_ms) + EXACT
+            within.append(run)
+            count, bound = len(within), limit.burst + rate_per_ms * (to_ms - from_ms) + EXACT
             fullest = max(fullest, count / bound)
             if count <= bound:
                 continue
-            more, reason = _allowed_more(limit, from_ms, span.to_ms, excuses)
+            more, reason = _allowed_more(limit, from_ms, to_ms, excuses)
             if count <= bound + more:
                 found.explained[reason] += 1
             else:
-                seconds = (span.to_ms - from_ms) / 1000
+                each_run = "; ".join(each.text(from_ms) for each in within[-SHOWN:])
                 found.add_problem(
-                    f"{count} starts in {seconds:.3f} s from {from_ms:.0f}, not {bound + more:.1f}"
+                    f"{count} starts in {to_ms - from_ms:.1f} ms from {from_ms:.0f}, not"
+                    f" {bound + more:.2f}: {each_run}"
                 )
                 break
     found.worst = f"the fullest window has {fullest:.2f} of the plain bound"
     return found
-
-
-def _last_before(spans: Sequence[Span], at_ms: float) -> Span | None:
-    """The last span that had begun by then."""
-    return max((span for span in spans if span.from_ms <= at_ms), default=None)
 
 
 def _allowed_more(

@@ -36,7 +36,7 @@ RESTRICTIONS = {
         ("room = math.min(room, allowed)", "room = room"),
         ("if free < room then", "if free < -1000 then"),
     ],
-    "toc/worker/gate.py": [("self._known = known\n", "self._known = known = {}\n")],
+    "toc/worker/gate.py": [("self._known = {**before, **newer}\n", "self._known = {}\n")],
     "toc/store/recurring_chains.py": [
         ("next_occurrence(schedule, cursor_ms,", "next_occurrence(schedule, cursor_ms + 10_000,")
     ],

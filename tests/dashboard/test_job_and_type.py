@@ -220,7 +220,7 @@ def test_the_use_of_limits_is_shown(site: Site, redis_server: Endpoint) -> None:
     with closing(Reminders.from_settings(settings, clock)) as server:
         store = LimitStore(server, settings.namespace, clock, settle_ms=0, partitions_max=10)
         wish = PartitionWish(ONE_PARTITION, ["1:a", "2:b"])
-        ((answer,), _) = store.take("few", terms, 600_000, [wish])
+        ((answer,), *_) = store.take("few", terms, 600_000, [wish])
     assert answer.admitted == 2
     bucket, _ = limit_partition_keys(settings.namespace, "rare", ONE_PARTITION)
     with closing(redis.Redis.from_url(redis_server.url)) as client:

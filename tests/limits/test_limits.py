@@ -50,6 +50,10 @@ class Process:
         wanted = [Wanted(1000 + job_id, job_id, partition) for job_id in ids]
         return self.limits.take(TYPE, wanted, self.token, **options)
 
+    def give_back(self, ids: Iterable[int], taken: Taken) -> None:
+        self.limits.give_back(ids, TYPE, self.token, "", taken.time)
+        self.keeper.run_once()
+
     def end(self, *ids: int) -> None:
         for job_id in ids:
             self.limits.job_ended(job_id, self.token)
@@ -104,10 +108,10 @@ def test_two_claims_of_one_job_count_twice_until_the_loser_gives_back(rig: Limit
     declared = Declared(concurrency=2)
     poller, scanner = Process(rig, declared), Process(rig, declared)
     _settle(rig, poller)
-    assert poller.take([1]).admitted == scanner.take([1]).admitted == {1}
+    taken = scanner.take([1])
+    assert poller.take([1]).admitted == taken.admitted == {1}
     assert poller.take([2]).admitted == set()
-    scanner.limits.give_back([1], TYPE, scanner.token, "")
-    scanner.keeper.run_once()
+    scanner.give_back([1], taken)
     # The winner still holds: only the loser's place has come back.
     assert poller.take([2, 3]).admitted == {2}
 
@@ -214,10 +218,40 @@ def test_a_start_that_was_not_used_comes_back(rig: LimitRig) -> None:
     process = Process(rig, Declared(rate="10/s", burst=10))
     rig.store.hold(TYPE, [])
     rig.clock.advance(3600)
-    assert len(process.take(range(10)).admitted) == 10
-    process.limits.give_back(range(4), TYPE, process.token, "")
-    process.keeper.run_once()
+    taken = process.take(range(10))
+    assert len(taken.admitted) == 10
+    process.give_back(range(4), taken)
     assert len(process.take(range(50)).admitted) == 4
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.25, 0.5, 60.0])
+def test_a_start_that_comes_back_late_allows_no_more_than_the_burst_in_a_moment(
+    rig: LimitRig, after_s: float
+) -> None:
+    """Meanwhile the bucket would have been full: 10 starts at once and not one more."""
+    one, other = (Process(rig, Declared(rate="10/s", burst=10)) for _ in range(2))
+    rig.store.hold(TYPE, [])
+    rig.clock.advance(3600)
+    taken = one.take(range(4))
+    rig.clock.advance(after_s)
+    started = len(other.take(range(10, 30)).admitted)
+    one.give_back(range(4), taken)
+    started += len(other.take(range(30, 50)).admitted)
+    assert started == 10
+
+
+def test_a_start_that_comes_back_late_to_the_share_allows_no_more_than_its_burst(
+    rig: LimitRig, silent: SilentStore
+) -> None:
+    process = Process(rig, Declared(rate="10/s", burst=10), silent)
+    assert process.take([1]).admitted == set()  # the bucket of a share begins empty
+    rig.clock.advance(3600)
+    taken = process.take(range(4))
+    rig.clock.advance(0.2)
+    started = len(process.take(range(10, 30)).admitted)
+    process.limits.give_back(range(4), TYPE, process.token, "", taken.time)
+    started += len(process.take(range(30, 50)).admitted)
+    assert started == 10
 
 
 def test_a_full_partition_holds_up_no_other(rig: LimitRig) -> None:
@@ -408,11 +442,10 @@ def test_a_start_whose_return_was_not_answered_is_not_returned_twice(
     process = Process(rig, Declared(rate="10/s", burst=10))
     rig.store.hold(TYPE, [])
     rig.clock.advance(3600)
-    process.take(range(10))
+    taken = process.take(range(10))
     process.limits.store = silent
-    process.limits.give_back(range(4), TYPE, process.token, "")
     with pytest.raises(TimerUnavailable):
-        process.keeper.run_once()
+        process.give_back(range(4), taken)
     process.limits.store = rig.store
     process.keeper.run_once()
     assert process.take(range(50)).admitted == set()
@@ -429,10 +462,10 @@ def test_a_start_of_the_share_does_not_come_back_to_redis(
     process.take([])
     assert process.take([90]).admitted == set()
     rig.clock.advance(0.5)
-    assert len(process.take(range(10, 14)).admitted) == 4
-    process.limits.give_back(range(10, 14), TYPE, process.token, "")
+    taken = process.take(range(10, 14))
+    assert len(taken.admitted) == 4
     process.limits.store = rig.store
-    process.keeper.run_once()
+    process.give_back(range(10, 14), taken)
     assert len(process.take(range(50)).admitted) == 5  # what half a second allows
 
 

@@ -4,7 +4,8 @@
 | --- | --- |
 | take of n | admits the first of them, as far as starts (`burst - used`) and places are free |
 | time passes | `used` falls at the rate; a holder that nobody names again ends after its hold |
-| release, a start unused | the holder ends; `used` is one start less |
+| release | the holder ends |
+| release, starts unused | `used` is so many starts less, without the time since their take |
 | hold | the holder lasts for the time given from now, or longer if it did before |
 | a wipe | every bucket is empty; no type with a concurrency starts anything for the settle time |
 """
@@ -28,6 +29,15 @@ PARTITIONS = ("a", "b")
 
 
 @dataclass
+class Take:
+    """`count`: the starts of it that have not come back."""
+
+    at_ms: int
+    partition: str
+    count: int
+
+
+@dataclass
 class Model:
     """What the limits of one type allow, by the table above."""
 
@@ -35,7 +45,8 @@ class Model:
     since_ms: int | None = None
     used_ms: dict[str, tuple[float, int]] = field(default_factory=dict)
     holders: dict[str, dict[str, int]] = field(default_factory=dict)
-    starts: list[tuple[int, str, int]] = field(default_factory=list)
+    starts: list[Take] = field(default_factory=list)
+    buckets: set[str] = field(default_factory=set)  # of these partitions: Redis has a key
 
     def _since(self, now: int) -> int:
         if self.since_ms is None:
@@ -64,16 +75,20 @@ class Model:
         if terms.concurrency is not None:
             for name in names[:room]:
                 self.holders[partition][name] = now + HOLD_MS
-        self.starts.append((now, partition, room))
+        if room:
+            self.starts.append(Take(now, partition, room))
+            self.buckets.add(partition)
         return room
 
-    def release(self, partition: str, names: list[str], unused: int, now: int) -> None:
+    def release(self, partition: str, names: list[str]) -> None:
         for name in names:
             self.holders.get(partition, {}).pop(name, None)
-        if self.terms.interval_ms is not None and unused:
-            used = self._used(partition, now)
-            self.used_ms[partition] = (max(0.0, used - unused * self.terms.interval_ms), now)
-            self.starts.append((now, partition, -unused))
+
+    def give_back(self, take: Take, count: int, now: int) -> None:
+        take.count -= count
+        if self.terms.interval_ms is not None and take.partition in self.buckets:
+            back = max(0.0, count * self.terms.interval_ms - (now - take.at_ms))
+            self.used_ms[take.partition] = (max(0.0, self._used(take.partition, now) - back), now)
 
     def hold(self, partition: str, names: list[str], ms: int, now: int) -> None:
         self._since(now)
@@ -84,6 +99,7 @@ class Model:
     def wipe(self) -> None:
         self.since_ms = None
         self.used_ms.clear()
+        self.buckets.clear()
         self.holders.clear()
 
 
@@ -101,7 +117,10 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("take"), PARTITION, st.integers(1, 12)),
         st.tuples(st.just("advance"), st.sampled_from([1, 2, 7, 30, 600, 2000, 3000, 3600, 4900])),
-        st.tuples(st.just("release"), PARTITION, st.integers(1, 3), st.integers(0, 2)),
+        st.tuples(st.just("release"), PARTITION, st.integers(1, 3)),
+        st.tuples(st.just("give back"), st.integers(1, 4), st.integers(1, 3)),
+        # The starts come back after others have used what filled the bucket meanwhile.
+        st.tuples(st.just("give back late"), PARTITION, st.integers(1, 3), st.integers(1, 900)),
         st.tuples(st.just("hold"), PARTITION, st.sampled_from([500, 4000])),
         st.tuples(st.just("wipe")),
     ),
@@ -111,12 +130,12 @@ STEPS = st.lists(
 
 
 def _check_rate(model: Model) -> None:
-    """In no time were more jobs started than burst + rate x time; a start that came back is none."""
+    """In no time were more jobs started than burst + rate x time; a start that came back was none."""
     terms = model.terms
     if terms.interval_ms is None:
         return
     for partition in PARTITIONS:
-        starts = [(at, n) for at, where, n in model.starts if where == partition]
+        starts = [(each.at_ms, each.count) for each in model.starts if each.partition == partition]
         for first in range(len(starts)):
             count = 0
             for at, n in starts[first:]:
@@ -130,24 +149,39 @@ def _make_step(rig: LimitRig, model: Model, step: tuple[Any, ...], count: int) -
     match step:
         case ("take", partition, n):
             names = [f"{count}-{i}" for i in range(n)]
-            answers, since_ms = store.take(TYPE, terms, HOLD_MS, [PartitionWish(partition, names)])
+            answers, at_ms, since_ms = store.take(
+                TYPE, terms, HOLD_MS, [PartitionWish(partition, names)]
+            )
+            assert at_ms == now
             assert answers[0].admitted == model.take(partition, names, now)
             assert since_ms == model.since_ms
             if answers[0].admitted < n:
                 assert answers[0].is_full or answers[0].wait_ms > 0
         case ("advance", ms):
             rig.clock.advance(ms / 1000)
-        case ("release", partition, n, unused):
+        case ("release", partition, n):
             names = list(model.held(partition, now))[:n]
-            unused = min(unused, len(names))
-            store.release(TYPE, terms, [PartitionRelease(partition, unused, names)])
-            model.release(partition, names, unused, now)
+            store.release(TYPE, terms, [PartitionRelease(partition, [], names)])
+            model.release(partition, names)
+        case ("give back", before, n):
+            take = model.starts[-before:][0] if model.starts else Take(now, "a", 0)
+            unused = min(n, take.count)
+            pair = (take.at_ms, unused)
+            store.release(TYPE, terms, [PartitionRelease(take.partition, [pair], [])])
+            model.give_back(take, unused, now)
         case ("hold", partition, ms):
             names = list(model.held(partition, now))
             held = [(ms, name) for name in names]
             since_ms = store.hold(TYPE, [PartitionHold(partition, held)] if held else [])
             model.hold(partition, names, ms, now)
             assert since_ms == model.since_ms
+        case ("give back late", partition, n, ms):
+            for each in (
+                ("take", partition, n), ("advance", ms), ("take", partition, 12),
+                ("give back", 2, n), ("take", partition, 12),
+            ):  # fmt: skip
+                _make_step(rig, model, each, count)
+                count += 1000
         case ("wipe",):
             rig.wipe()
             model.wipe()

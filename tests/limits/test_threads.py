@@ -45,13 +45,14 @@ def _run_jobs(limits: Limits, places: Places, name: str, first: int) -> int:
         turn += 1
         token = f"{name}:{turn}"
         wanted = [Wanted(job_id, job_id, "") for job_id in left[:3]]
-        admitted = limits.take(TYPE, wanted, token).admitted
+        taken = limits.take(TYPE, wanted, token)
+        admitted = taken.admitted
         places.enter(len(admitted))
         SystemClock().sleep_s(0.001)  # the work
         places.leave(len(admitted))  # before the release: what holds is never less than what runs
         for n, job_id in enumerate(sorted(admitted)):
             if n == 2:  # found by another fetcher, which has claimed it
-                limits.give_back([job_id], TYPE, token, "")
+                limits.give_back([job_id], TYPE, token, "", taken.time)
             else:
                 limits.job_ended(job_id, token)
                 left.remove(job_id)

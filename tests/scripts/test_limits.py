@@ -44,12 +44,17 @@ def test_take_hold_release_and_use(store: LimitStore, clock: TestClock) -> None:
         PartitionWish("a", [f"a{n}" for n in range(4)]), PartitionWish("b", ["b0"], ["old"]),
         PartitionWish("", ["x", "y"]),
     ]  # fmt: skip
-    answers, since = store.take(TYPE, terms, 5000, wishes)
+    answers, at_ms, since = store.take(TYPE, terms, 5000, wishes)
     assert ([each.admitted for each in answers], since) == ([3, 1, 2], since_ms)
     assert [each.is_full for each in answers] == [True, False, False]
     assert store.read_use([TYPE]) == {TYPE: LimitUse(holders=2, used_ms=200, partitions=3)}
-    store.release(TYPE, terms, [PartitionRelease("", 1, ["x"]), PartitionRelease("a", 0, ["a1"])])
+    unused = [(at_ms, 1), (at_ms - 10, 1), (at_ms + 70, 1), (at_ms - 100, 1)]
+    some = [PartitionRelease("", unused[:1], ["x"]), PartitionRelease("a", [], ["a1"])]
+    store.release(TYPE, terms, some)
     assert store.read_use([TYPE]) == {TYPE: LimitUse(holders=1, used_ms=100, partitions=3)}
+    store.take(TYPE, terms, 5000, [PartitionWish("", ["x", "z"])])
+    store.release(TYPE, terms, [PartitionRelease("", unused[1:], ["x", "z"])])
+    assert store.read_use([TYPE])[TYPE].used_ms == 300 - 90 - 30
     assert store.take(TYPE, terms, 5000, wishes[:1])[0][0].admitted == 1
     assert store.hold(TYPE, [PartitionHold("", [(9000, "y")])]) == since_ms
     clock.advance(6)
@@ -62,9 +67,9 @@ def test_a_call_with_many_values_is_split(store: LimitStore, clock: TestClock) -
     store.hold(TYPE, [])
     clock.advance(SETTLE_MS / 1000)
     wishes = [PartitionWish(str(p), [f"{p}-{n}" for n in range(800)]) for p in range(5)]
-    answers, _ = store.take(TYPE, terms, 5000, wishes)
+    answers = store.take(TYPE, terms, 5000, wishes).partitions
     assert [each.admitted for each in answers] == [700] * 5
     store.release(
-        TYPE, terms, [PartitionRelease(wish.partition, 0, wish.holders) for wish in wishes]
+        TYPE, terms, [PartitionRelease(wish.partition, [], wish.holders) for wish in wishes]
     )
     assert [each.admitted for each in store.take(TYPE, terms, 5000, wishes)[0]] == [700] * 5

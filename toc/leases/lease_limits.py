@@ -8,7 +8,7 @@ from toc.domain.job import Job, Status
 from toc.domain.limit_terms import ONE_PARTITION
 from toc.leases.lease_context import LeaseContext
 from toc.limits.holder import Holder
-from toc.limits.limits import Limits, Wanted
+from toc.limits.limits import Limits, TakeTime, Wanted
 from toc.timer.reminders import Reminder
 from toc.worker.acks import Ack
 
@@ -22,7 +22,8 @@ class LeaseStarts:
 
     def __init__(self, context: LeaseContext) -> None:
         self._context, self._limits = context, context.process.limits
-        self._partitions: dict[tuple[str, int], tuple[str, str]] = {}
+        # The type and partition of each job that was admitted, and when it was admitted.
+        self._partitions: dict[tuple[str, int], tuple[str, str, TakeTime]] = {}
 
     def admit_jobs(
         self, biz_type: str, jobs: Sequence[Job], token: str, lease_ms: int, topic: str, now_ms: int
@@ -43,7 +44,7 @@ class LeaseStarts:
         due_ms_of = {job.job_id: job.due_ms or 0 for job in jobs}
         for job in wanted:
             if job.job_id in taken.admitted:
-                self._partitions[token, job.job_id] = (biz_type, job.partition)
+                self._partitions[token, job.job_id] = (biz_type, job.partition, taken.time)
                 continue
             wait_ms, due_ms = taken.waits_ms[job.job_id], due_ms_of[job.job_id]
             if wait_ms is not None:
@@ -55,11 +56,11 @@ class LeaseStarts:
         """Gives back the starts of the jobs that were admitted under `token` and not leased."""
         if self._limits is None:
             return
-        for key, (biz_type, partition) in list(self._partitions.items()):
+        for key, (biz_type, partition, time) in list(self._partitions.items()):
             if key[0] == token:
                 del self._partitions[key]
                 if key[1] not in leased:
-                    self._limits.give_back([key[1]], biz_type, token, partition)
+                    self._limits.give_back([key[1]], biz_type, token, partition, time)
 
 
 def order_ms_of_job(context: LeaseContext, job: Job) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from toc.errors import TimerUnavailable
@@ -81,7 +81,11 @@ class LimitKeeper(Service):
                 releases = [
                     PartitionRelease(
                         partition,
-                        sum(each.unused for each in some),
+                        list(
+                            Counter(
+                                each.taken_ms for each in some if each.taken_ms is not None
+                            ).items()
+                        ),
                         [each.holder.member for each in some],
                     )
                     for partition, some in partitions.items()
@@ -89,7 +93,7 @@ class LimitKeeper(Service):
                 store.release(biz_type, self._limits.terms_of(biz_type), releases)
         except TimerUnavailable:
             # An unused start may have been returned: it is not returned twice.
-            queue.extendleft(release._replace(unused=False) for release in reversed(batch))
+            queue.extendleft(release._replace(taken_ms=None) for release in reversed(batch))
             raise
 
     def _types_to_name(self) -> set[str]:

@@ -46,20 +46,33 @@ class Wanted(NamedTuple):
     ended: str = ""
 
 
+class TakeTime(NamedTuple):
+    """When jobs were admitted. `by_share`: by this node's share, and `at_ms` is of this process' monotonic
+    clock; otherwise by Redis, and of its clock.
+    """
+
+    at_ms: float
+    by_share: bool
+
+
 class Taken(NamedTuple):
     """admitted: jobs that may be claimed now. waits_ms: the other jobs; by how much to put each of them off,
-    or None: its reminder stays due as it is, because nothing of the type is fetched for now.
+    or None: its reminder stays due as it is, because nothing of the type is fetched for now. time: for
+    `give_back`.
     """
 
     admitted: frozenset[int]
     waits_ms: Mapping[int, int | None]
+    time: TakeTime
 
 
 class Release(NamedTuple):
-    """A hold that has ended. `unused`: the job has not started, so its start comes back to the rate."""
+    """A hold that has ended. `taken_ms`: the job has not started, so its start, which Redis gave at this
+    time, comes back to the rate; None: no start comes back.
+    """
 
     holder: Holder
-    unused: bool
+    taken_ms: int | None
 
 
 class Limits:
@@ -169,7 +182,7 @@ class Limits:
         terms = self.terms_of(biz_type)
         jobs = sorted(wanted)
         if terms is None:
-            return Taken(frozenset(job.job_id for job in jobs), {})
+            return Taken(frozenset(job.job_id for job in jobs), {}, TakeTime(0, by_share=False))
         by_partition: dict[str, list[Wanted]] = defaultdict(list)
         for job in jobs:
             by_partition[job.partition].append(job)
@@ -185,10 +198,13 @@ class Limits:
         }
         reserved = {} if goes_first else self._answers_of_reserved(biz_type, wishes)
         asked = {name: some for name, some in wishes.items() if name not in reserved}
-        answers = self._ask(biz_type, terms, asked, ended, lease_ms) if asked else {}
+        answers, time = reserved, TakeTime(0, by_share=False)
+        if asked:
+            found, time = self._ask(biz_type, terms, asked, ended, lease_ms)
+            answers = reserved | found
         if goes_first:
             self._note_reserved(biz_type, wishes, answers)
-        return self._apply_answers(biz_type, terms, by_partition, reserved | answers)
+        return self._apply_answers(biz_type, terms, by_partition, answers, time)
 
     def _answers_of_reserved(
         self, biz_type: str, partitions: Iterable[str]
@@ -220,26 +236,29 @@ class Limits:
                     kept.pop((biz_type, partition), None)
             self._reserved_s = kept
 
-    def give_back(self, job_ids: Iterable[int], biz_type: str, token: str, partition: str) -> None:
-        """Jobs that were admitted were not claimed: their starts come back to the rate."""
+    def give_back(
+        self, job_ids: Iterable[int], biz_type: str, token: str, partition: str, time: TakeTime
+    ) -> None:
+        """Jobs that `take` has admitted at this time were not claimed: their starts come back to the rate."""
         holders = [Holder(biz_type, partition, job_id, token) for job_id in job_ids]
         for holder in holders:
             self.holders.remove_holder(holder.job_id, token)
         terms = self.terms_of(biz_type)
-        was_of_share = False
-        if terms is not None and terms.interval_ms is not None:
+        if time.by_share and terms is not None and terms.interval_ms is not None:
+            passed_ms = self._clock.monotonic_s() * 1000 - time.at_ms
             with self._lock:
-                was_of_share = self._share.return_starts(
-                    biz_type, partition, terms.interval_ms, len(holders)
+                self._share.return_starts(
+                    biz_type, partition, terms.interval_ms, len(holders), passed_ms
                 )
         # A start of this node's share does not come back to Redis, which has not given it.
-        self._queue_releases([Release(holder, unused=not was_of_share) for holder in holders])
+        taken_ms = None if time.by_share else round(time.at_ms)
+        self._queue_releases([Release(holder, taken_ms) for holder in holders])
 
     def job_ended(self, job_id: int, token: str) -> None:
         """A claimed job has ended, or was given back. Nothing happens if its type has no concurrency."""
         holder = self.holders.remove_holder(job_id, token)
         if holder is not None:
-            self._queue_releases([Release(holder, unused=False)])
+            self._queue_releases([Release(holder, None)])
 
     def lease_ended(self, biz_type: str, partition: str, job_id: int, token: str) -> None:
         """A lease has ended that perhaps another process has given."""
@@ -247,7 +266,7 @@ class Limits:
         terms = self.terms_of(biz_type)
         if terms is not None and terms.concurrency is not None:
             holder = Holder(biz_type, partition, job_id, token)
-            self._queue_releases([Release(holder, unused=False)])
+            self._queue_releases([Release(holder, None)])
 
     def lease_extended(self, holder: Holder, lease_ms: int) -> None:
         """A lease was extended, which perhaps another process has given; the keeper tells Redis."""
@@ -265,8 +284,8 @@ class Limits:
         wishes: Mapping[str, Sequence[Holder]],
         ended: Mapping[str, Sequence[Holder]],
         lease_ms: int | None,
-    ) -> dict[str, PartitionAnswer]:
-        """The answers by partition; admitted jobs hold from here on."""
+    ) -> tuple[dict[str, PartitionAnswer], TakeTime]:
+        """The answers by partition, and their time; admitted jobs hold from here on."""
         if self.store is not None:
             asked = [
                 PartitionWish(
@@ -277,7 +296,7 @@ class Limits:
             ]  # fmt: skip
             hold_ms = self.hold_ms if lease_ms is None else lease_ms
             try:
-                found, since_ms = self.store.take(biz_type, terms, hold_ms, asked)
+                found, at_ms, since_ms = self.store.take(biz_type, terms, hold_ms, asked)
             except TimerUnavailable as error:
                 text = "Redis does not answer: this node takes its share of the limits: %s"
                 self._log_throttle.warning("share", text, error)
@@ -288,8 +307,9 @@ class Limits:
                 for partition, answer in answers.items():
                     self._hold(terms, wishes[partition][: answer.admitted], lease_ms)
                 self.on_answer(biz_type, since_ms)
-                return answers
+                return answers, TakeTime(at_ms, by_share=False)
         answers = {}
+        time = TakeTime(self._clock.monotonic_s() * 1000, by_share=True)
         with self._lock:  # counted and added under one lock: two threads never take one place
             for partition, some in wishes.items():
                 for each in ended[partition]:
@@ -304,7 +324,7 @@ class Limits:
                 for partition, some in wishes.items()
                 for holder in some[answers[partition].admitted :]
             )
-        return answers
+        return answers, time
 
     def _release_refused(self, holders: Iterable[Holder]) -> None:
         """Redis may have admitted holders, and its answer was lost: it must not count them until their
@@ -312,7 +332,7 @@ class Limits:
         """
         if self.store is None or len(self.releases) >= RELEASES_MAX // 2:
             return
-        self.releases.extend(Release(holder, unused=False) for holder in holders)
+        self.releases.extend(Release(holder, None) for holder in holders)
         self.on_release()
 
     def _hold(self, terms: LimitTerms, admitted: Sequence[Holder], lease_ms: int | None) -> None:
@@ -332,6 +352,7 @@ class Limits:
         terms: LimitTerms,
         jobs: Mapping[str, Sequence[Wanted]],
         answers: Mapping[str, PartitionAnswer],
+        time: TakeTime,
     ) -> Taken:
         admitted: set[int] = set()
         waits: dict[int, int | None] = {}
@@ -353,7 +374,7 @@ class Limits:
                     waits.update(zip((job.job_id for job in refused), found, strict=True))
         metrics.LIMIT_ADMITTED.labels(biz_type).inc(len(admitted))
         metrics.LIMIT_REFUSED.labels(biz_type).inc(len(waits))
-        return Taken(frozenset(admitted), waits)
+        return Taken(frozenset(admitted), waits, time)
 
     def _queue_releases(self, releases: Sequence[Release]) -> None:
         if not releases:
@@ -362,7 +383,7 @@ class Limits:
             self.releases.extend(releases)
         for biz_type in {each.holder.biz_type for each in releases}:
             door = self._doors.get(biz_type)
-            if door is not None and not any(each.unused for each in releases):
+            if door is not None and all(each.taken_ms is None for each in releases):
                 door.closed_until_s = 0.0  # a place is free
         self.on_release()
         for listener in list(self._listeners):

@@ -62,12 +62,17 @@ class NodeShare:
         wait_ms = max(0.0, full_ms + interval_ms - now_ms - burst_ms)
         return PartitionAnswer(room, -int(-wait_ms // 1), is_full)
 
-    def return_starts(self, biz_type: str, partition: str, interval_ms: float, unused: int) -> bool:
-        """Returns starts that were not used. False: they are not of this share."""
+    def return_starts(
+        self, biz_type: str, partition: str, interval_ms: float, unused: int, passed_ms: float = 0.0
+    ) -> bool:
+        """Returns starts that were not used. False: no start of this partition is of this share.
+
+        `passed_ms`: for so long they were taken; what comes back is less by so much, as in limit_release.lua.
+        """
         key = (biz_type, partition)
         if key not in self._full_ms:
             return False
-        self._full_ms[key] -= unused * interval_ms * self._nodes
+        self._full_ms[key] -= max(0.0, unused * interval_ms * self._nodes - passed_ms)
         return True
 
     def part_of(self, limit: int) -> int:

@@ -33,7 +33,9 @@ class RampStarts:
     """The ramps of all targets, as one process takes starts from them. Thread-safe.
 
     One bucket in Redis for each target: all processes take from it, so that they start together no more than
-    burst + rate x time; a wipe of Redis empties it. While Redis does not answer, this process takes its part.
+    burst + rate x time; a wipe of Redis empties it. What was returned counts as not taken from then on, and
+    comes back whole, unlike a limit's: fetchers take starts in vain all the time, and must not slow the ramp
+    down. While Redis does not answer, this process takes its part.
     `store`: None without Redis.
     """
 
@@ -58,7 +60,7 @@ class RampStarts:
         if self.store is not None:
             wish = PartitionWish(ONE_PARTITION, [""] * wanted)  # a rate counts, and knows no names
             try:
-                (answer,), _ = self.store.take(name, _terms(rate_per_s, BURST_S), 0, [wish])
+                (answer,), *_ = self.store.take(name, _terms(rate_per_s, BURST_S), 0, [wish])
             except TimerUnavailable as error:
                 text = "Redis does not answer: this process takes its share of the ramps: %s"
                 self._log_throttle.warning("share", text, error)
@@ -80,7 +82,7 @@ class RampStarts:
         if self.store is None:
             return
         try:
-            self.store.release(name, terms, [PartitionRelease(ONE_PARTITION, unused, [])])
+            self.store.release(name, terms, [PartitionRelease(ONE_PARTITION, [(None, unused)], [])])
         except TimerUnavailable as error:
             self._log_throttle.warning("return", "unused starts of a ramp are lost: %s", error)
 

@@ -47,11 +47,23 @@ class PartitionHold(NamedTuple):
     holders: Sequence[tuple[int, str]]
 
 
+class TakeAnswer(NamedTuple):
+    """An answer for each wish. at_ms: Redis' time of the take. since_ms: since when Redis knows the type."""
+
+    partitions: list[PartitionAnswer]
+    at_ms: int
+    since_ms: int
+
+
 class PartitionRelease(NamedTuple):
-    """`unused`: starts that come back to the bucket. `holders`: they do not hold any more."""
+    """`holders`: they do not hold any more. `unused`: how many starts of which take come back to the bucket.
+
+    A take is named by its `at_ms`: the later its starts come back, the less of them does. None: they come
+    back whole, and then more than the burst may start in a moment.
+    """
 
     partition: str
-    unused: int
+    unused: Sequence[tuple[int | None, int]]
     holders: Sequence[str]
 
 
@@ -86,11 +98,11 @@ class LimitStore:
 
     def take(
         self, biz_type: str, terms: LimitTerms, hold_ms: int, wishes: Sequence[PartitionWish]
-    ) -> tuple[list[PartitionAnswer], int]:
-        """Admits holders, as far as the limits allow. Returns an answer for each wish, and `since` in ms.
+    ) -> TakeAnswer:
+        """Admits holders, as far as the limits allow. A wish has at most HOLDERS_MAX holders.
 
-        `hold_ms`: how long an admitted job holds if nobody says that it still holds. `since`: since when
-        Redis knows the type; it changes when Redis has lost its data. A wish has at most HOLDERS_MAX holders.
+        `hold_ms`: how long an admitted job holds if nobody says that it still holds. `since_ms` of the answer
+        changes when Redis has lost its data.
         """
         calls = []
         for part in _split_into_calls(wishes, lambda wish: 4 + len(wish.holders) + len(wish.ended)):
@@ -112,10 +124,12 @@ class LimitStore:
             for answer in answers
             for admitted, wait_ms, is_full in zip(*[iter(answer[2:])] * 3, strict=True)
         ]
-        return found, int(answers[-1][1]) if answers else 0
+        # Of several calls the first one: what comes back then comes back later.
+        at_ms = min((int(answer[0]) for answer in answers), default=0)
+        return TakeAnswer(found, at_ms, int(answers[-1][1]) if answers else 0)
 
     def hold(self, biz_type: str, holds: Sequence[PartitionHold]) -> int:
-        """Says that these holders still hold; returns `since`, as `take`, also without holders."""
+        """Says that these holders still hold; returns `since_ms`, as `take`, also without holders."""
         calls = []
         parts = list(_split_into_calls(holds, lambda hold: 3 + 2 * len(hold.holders)))
         for part in parts or [[]]:
@@ -133,10 +147,17 @@ class LimitStore:
         """Ends holds, and returns starts that were not used. `terms` None: the type has no limit now."""
         interval_ms = None if terms is None else terms.interval_ms
         calls = []
-        for part in _split_into_calls(releases, lambda each: 4 + len(each.holders)):
-            args: list[Any] = ["" if interval_ms is None else repr(interval_ms)]
+        for part in _split_into_calls(
+            releases, lambda each: 4 + 2 * len(each.unused) + len(each.holders)
+        ):
+            args: list[Any] = [
+                self._time_argument(), "" if interval_ms is None else repr(interval_ms)
+            ]  # fmt: skip
             for each in part:
-                args += [each.partition, each.unused, len(each.holders), *each.holders]
+                args += [each.partition, len(each.unused)]
+                for at_ms, count in each.unused:
+                    args += ["" if at_ms is None else at_ms, count]
+                args += [len(each.holders), *each.holders]
             _, in_use = self._type_keys(biz_type)
             keys = [in_use, *self._keys_of(biz_type, part)]
             calls.append(ScriptCall("limit_release", keys, args))

@@ -11,7 +11,7 @@ from toc.domain.argument_checks import parse_attribute_json
 from toc.domain.job import Status
 from toc.domain.limit_terms import ONE_PARTITION, LimitTerms
 from toc.errors import SchemaMismatch, is_away
-from toc.limits.limits import Limits, Wanted
+from toc.limits.limits import Limits, TakeTime, Wanted
 from toc.runtime import metrics
 from toc.runtime.job_batch import JobBatch
 from toc.store.claims import ClaimedRow
@@ -42,8 +42,8 @@ class BatchStarts:
     ) -> None:
         self._context, self._limits, self._database = context, limits, database
         self._token = token
-        # The type and partition of each job that was admitted and is no run yet.
-        self._unused: dict[int, tuple[str, str]] = {}
+        # Of each job that was admitted and is no run yet: its type and partition, and when it was admitted.
+        self._unused: dict[int, tuple[str, str, TakeTime]] = {}
 
     def split_batch(self, batch: JobBatch, limited: Collection[int]) -> SplitBatch:
         """Reads the rows of the ids `limited`, and asks the limits of their types. Other ids are admitted.
@@ -97,7 +97,7 @@ class BatchStarts:
         taken = self._limits.take(biz_type, [wanted], self._token, goes_first=True)
         if job_id not in taken.admitted:
             return False
-        self._unused[job_id] = (biz_type, partition)
+        self._unused[job_id] = (biz_type, partition, taken.time)
         return True
 
     def note_runs(self, runs: Sequence[JobRun]) -> None:
@@ -108,12 +108,12 @@ class BatchStarts:
 
     def return_unused(self) -> None:
         """Gives back the starts of the jobs that have not become runs."""
-        by_partition: dict[tuple[str, str], list[int]] = defaultdict(list)
+        by_partition: dict[tuple[str, str, TakeTime], list[int]] = defaultdict(list)
         for job_id, place in self._unused.items():
             by_partition[place].append(job_id)
         self._unused.clear()
-        for (biz_type, partition), job_ids in by_partition.items():
-            self._limits.give_back(job_ids, biz_type, self._token, partition)
+        for (biz_type, partition, time), job_ids in by_partition.items():
+            self._limits.give_back(job_ids, biz_type, self._token, partition, time)
 
     def _take_starts(
         self,
@@ -128,7 +128,7 @@ class BatchStarts:
         now_ms = batch.time_ms or 0
         for job in wanted:
             if job.job_id in taken.admitted:
-                self._unused[job.job_id] = (biz_type, job.partition)
+                self._unused[job.job_id] = (biz_type, job.partition, taken.time)
                 continue
             wait_ms = taken.waits_ms[job.job_id]
             due_ms = rows[job.job_id].due_ms or now_ms

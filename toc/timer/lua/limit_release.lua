@@ -3,22 +3,38 @@
 --
 -- KEYS  1  partitions in use (sorted set: partition by end of use, ms)
 --       2… pairs, one for each partition: its bucket, its holders (see limit_take)
--- ARGV  1  ms for one start, or '': no rate
---       2… for each partition: its name, how many starts to return, n, n holders  (at most 2,000 values)
--- Answer how many holds have ended
+-- ARGV  1  now in ms, or '' for this server's TIME    2  ms for one start, or '': no rate
+--       3… for each partition: its name, m, m pairs: TIME of a take in ms, or '': now, and how many of its starts
+--          to return; n, n holders  (at most 2,000 values)
+-- Answer {TIME in ms, how many holds have ended}
 --
+-- Starts that come back so many ms after their take fill the bucket by so many ms less: without that take the
+-- bucket may have been full meanwhile, and a full bucket gathers nothing. Otherwise more could start in a
+-- moment than the burst.
 -- A bucket that has become full meanwhile has no key: nothing is returned to it. A partition without holders is
 -- in use until its bucket is full, and no longer: further partitions may need its place.
 -- Bound: O(values log holders). Allowed when Redis is full: it frees memory.
-local interval, ended, at = tonumber(ARGV[1]), 0, 2
+local function time_ms()
+    local t = redis.call('TIME')
+    return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+local now, interval = tonumber(ARGV[1]) or time_ms(), tonumber(ARGV[2])
+local ended, at = 0, 3
 for key = 2, #KEYS, 2 do
-    local name, unused, n = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-    local full = tonumber(redis.call('GET', KEYS[key]) or '')
-    if full and interval and unused > 0 then
-        full = full - unused * interval
+    local name, pairs_end = ARGV[at], at + 1 + 2 * tonumber(ARGV[at + 1])
+    local full, back = tonumber(redis.call('GET', KEYS[key]) or ''), 0
+    if full and interval then
+        for i = at + 2, pairs_end, 2 do
+            local passed = math.abs(now - (tonumber(ARGV[i]) or now))  -- abs: the clock was set back
+            back = back + math.max(0, ARGV[i + 1] * interval - passed)
+        end
+    end
+    if back > 0 then
+        full = full - back
         redis.call('SET', KEYS[key], string.format('%.6f', full), 'KEEPTTL')
     end
-    for i = at + 3, at + 2 + n do
+    local n = tonumber(ARGV[pairs_end + 1])
+    for i = pairs_end + 2, pairs_end + 1 + n do
         ended = ended + redis.call('ZREM', KEYS[key + 1], ARGV[i])
     end
     if redis.call('ZCARD', KEYS[key + 1]) == 0 then
@@ -28,6 +44,6 @@ for key = 2, #KEYS, 2 do
             redis.call('ZREM', KEYS[1], name)
         end
     end
-    at = at + 3 + n
+    at = pairs_end + 2 + n
 end
-return ended
+return {string.format('%.0f', now), ended}
