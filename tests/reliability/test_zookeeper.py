@@ -28,6 +28,7 @@ FALLBACK_LATE_S = (
 )  # twice the grace and a tick, and three ticks between two looks
 
 
+@deep
 def test_zookeeper_is_away_and_a_worker_dies_meanwhile(
     make_fleet: MakeFleet, own_zookeeper: Server, report: Report
 ) -> None:
