@@ -19,6 +19,7 @@ from tests.invariants.app import OffClock
 from tests.invariants.conftest import MakeStack
 from tests.invariants.harness import ROOT, TYPE
 from tests.reliability.steps import Steps
+from tests.servers import Server
 from tests.worker.waiting import wait_until
 from toc.domain.job import Status
 from toc.domain.times import EPOCH
@@ -84,6 +85,26 @@ def test_the_clocks_of_clients_and_workers_do_not_matter(
         late_s = line.wall_ns / 1e9 - due[line.biz_id] / 1e6
         # A timedelta counts from the server's time as last heard: half a round trip is its error.
         assert -0.1 <= late_s <= LATE_S_MAX if line.biz_id < 100 else 0 <= late_s <= LATE_S_MAX
+
+
+@pytest.mark.parametrize("ahead_s", [-3600, 3600])
+def test_the_clock_of_redis_does_not_matter(
+    make_stack: MakeStack, own_redis: Server, tmp_path: Path, ahead_s: int
+) -> None:
+    """A Redis that is an hour ahead would pop at once all that is due within the hour."""
+    own_redis.stop()
+    Steps(tmp_path / "redis.step", ahead_s).put_on(own_redis)
+    own_redis.start()
+    stack = make_stack()
+    stack.worker().wait_ready()
+    first = datetime.now(UTC) + timedelta(seconds=1)
+    due = {n: first + timedelta(milliseconds=100 * n) for n in range(20)}
+    for n, when in due.items():
+        stack.center.schedule(n, when, biz_type=TYPE)
+    stack.wait_for({Status.DONE: 20}, LATE_S_MAX)
+    early = [line.biz_id for line in stack.starts if line.wall_ns < us_of(due[line.biz_id]) * 1000]
+    assert early == []
+    assert len(stack.starts) == 20
 
 
 CLIENT = """
