@@ -35,13 +35,13 @@ SPARK_UNITS = {
         "tests/reconcile/test_nightly_command.py",
         "tests/reconcile/test_reads_per_database.py",
         "tests/reconcile/test_run.py",
+        "tests/reconcile/test_spark_secrets.py",
         "tests/reconcile/test_tables_backfill.py",
     },
     "Spark clusters": {
         "tests/reconcile/test_archive_killed.py",
         "tests/reconcile/test_run_killed.py",
         "tests/reconcile/test_spark_cluster.py",
-        "tests/reconcile/test_spark_secrets.py",
     },
 }
 """Files that one process runs one after the other: each starts Java machines, which need all processors."""

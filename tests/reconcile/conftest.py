@@ -15,7 +15,7 @@ from tests.integration.world import World
 from tests.reconcile.damage import Town
 from tests.servers import Server, ServerUnavailableError, start_redis
 from tests.servers.endpoint import Endpoint
-from tests.servers.spark import SparkCluster, spark_cluster
+from tests.servers.spark import QUICK_JAVA, SparkCluster, spark_cluster
 from toc.runtime.setting_groups import ReconcileSettings
 from toc.runtime.settings import Settings
 
@@ -65,8 +65,15 @@ SPARK = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+    "spark.app.name": "toc-of-a-test",
+    "spark.driver.extraJavaOptions": " ".join(QUICK_JAVA),
 }
+SECRET_PROPERTIES = {
+    "spark.hadoop.fs.s3a.secret.key": "hidden-key",
+    "spark.hadoop.toc.store": "http://user:hidden-pw@store:80/a",
+    "spark.hadoop.toc.password": "hidden-word",
+}
+"""Nothing uses these: test_spark_secrets.py looks where they are to be seen."""
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +83,7 @@ def spark() -> Iterator[SparkSession]:
     from toc.reconcile.spark import open_spark_session  # noqa: PLC0415 - an extra
 
     with open_spark_session(
-        Settings(reconcile=ReconcileSettings(spark=SPARK)), "local[2]"
+        Settings(reconcile=ReconcileSettings(spark=SPARK | SECRET_PROPERTIES)), "local[2]"
     ) as spark:
         yield spark
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
-from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import pytest
@@ -32,6 +32,7 @@ class Pair(NamedTuple):
 
     source: Server
     replica: Server
+    database: str
     damaged: Damaged
 
     def run(self, lag_s_max: float) -> ReconcileResult:
@@ -62,13 +63,30 @@ class Pair(NamedTuple):
             return center.schedule_many(jobs, biz_type="order.close")
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A source and its replica. A test breaks only what is of its own database, or the replica."""
+    directory = tmp_path_factory.mktemp("pair")
+    for source in _started(lambda: start_mysql_source(directory / "source", SMALL)):
+        with start_mysql_replica(directory / "replica", source, SMALL) as replica:
+            yield source, replica
+
+
 @pytest.fixture
-def pair(tmp_path: Path, own_redis_url: tuple[Server, str]) -> Iterator[Pair]:
-    for source in _started(lambda: start_mysql_source(tmp_path / "source", SMALL)):
-        damaged = Damaged(settings_of((database_on(source),), own_redis_url[1]))
-        with start_mysql_replica(tmp_path / "replica", source, SMALL) as replica:
-            wait_for_replica(source, replica)
-            yield Pair(source, replica, damaged)
+def pair(servers: tuple[Server, Server], own_redis_url: tuple[Server, str]) -> Iterator[Pair]:
+    """A damaged database on them."""
+    source, replica = servers
+    if not replica.is_running:
+        replica.start()
+        execute(replica, "SET GLOBAL super_read_only = 1")
+    url = database_on(source, f"toc_{token_hex(4)}")
+    pair = Pair(
+        source, replica, url.rpartition("/")[2], Damaged(settings_of((url,), own_redis_url[1]))
+    )
+    wait_for_replica(source, replica)
+    yield pair
+    if replica.is_running:
+        pair.delay_replica(0)
 
 
 def found(outcome: ReconcileResult) -> set[int]:
@@ -86,8 +104,10 @@ def test_one_that_follows_is_read_and_accuses_nobody(pair: Pair) -> None:
 
     # A replica that differs: a healthy row is gone there, and another one is due at another time.
     healthy = f"WHERE job_id NOT IN ({', '.join(map(str, lost))})"
-    pair.change_replica(f"DELETE FROM toc.toc_job_0003 {healthy} LIMIT 2")
-    pair.change_replica(f"UPDATE toc.toc_job_0004 SET due_time = NULL {healthy} LIMIT 2")
+    pair.change_replica(f"DELETE FROM {pair.database}.toc_job_0003 {healthy} LIMIT 2")
+    pair.change_replica(
+        f"UPDATE {pair.database}.toc_job_0004 SET due_time = NULL {healthy} LIMIT 2"
+    )
     differs = pair.run(60)
     assert (found(differs), differs.counts["replica"]) == (lost, rows - 4)
     assert differs.counts["suspects"] > outcome.counts["suspects"]
@@ -118,11 +138,12 @@ def test_one_that_stands_still_or_is_gone_is_not_read(
     still = pair.run(3600)
     assert (found(still), still.counts["replica"]) == (set(pair.damaged.lost), 0)
     execute(pair.replica, "START REPLICA SQL_THREAD")
-    pair.change_replica("RENAME TABLE toc.toc_job_0003 TO toc.away")
+    pair.change_replica(f"RENAME TABLE {pair.database}.toc_job_0003 TO {pair.database}.away")
     lacks = pair.run(3600)
     assert found(lacks) == set(pair.damaged.lost)
     assert 0 < lacks.counts["replica"] < lacks.counts["rows"] == 400
-    pair.change_replica("UPDATE toc.toc_meta SET value = 'x' WHERE name = 'database_id'")
+    change = "SET value = 'x' WHERE name = 'database_id'"
+    pair.change_replica(f"UPDATE {pair.database}.toc_meta {change}")
     other = pair.run(3600)
     assert (found(other), other.counts["replica"]) == (set(pair.damaged.lost), 0)
     assert "it is no replica of it" in caplog.text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -17,8 +18,9 @@ from sqlalchemy.pool import NullPool
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
 from tests.deep import deep
-from tests.invariants.conftest import own_mysql
-from tests.servers import Server, start_redis
+from tests.invariants.conftest import _started
+from tests.servers import Server, start_mysql, start_redis
+from tests.servers.fixtures import QUICK as QUICK_MYSQL
 from tests.servers.fixtures import _database as temporary_database
 from tests.tidy.page_blocks import python_blocks
 from toc.center.center import TimeoutCenter
@@ -39,7 +41,7 @@ from toc.runtime.settings import Settings
 from toc.store import migrate
 from toc.timer.reminders import Reminder, Reminders
 
-__all__ = ["no_settings", "own_mysql", "redis", "servers", "toc"]
+__all__ = ["no_settings", "redis", "servers", "toc"]
 
 SHARDS = 8
 QUICK = ReconcileSettings(grace_s=0.05, page=7, repairs_per_s=100_000)
@@ -90,12 +92,25 @@ def damaged(tmp_path: Path, own_redis_url: tuple[Server, str]) -> Damaged:
     return Damaged(settings_of(urls, own_redis_url[1]))
 
 
-def database_on(server: Server) -> str:
+def database_on(server: Server, name: str = "toc") -> str:
     """The URL of a new database there."""
     engine = create_engine(server.url, poolclass=NullPool)
     with engine.begin() as connection:
-        connection.execute(text("CREATE DATABASE toc"))
-    return f"{server.url}/toc"
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    return f"{server.url}/{name}"
+
+
+@pytest.fixture(scope="module")
+def _breakable_mysql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    yield from _started(lambda: start_mysql(tmp_path_factory.mktemp("mysql"), *QUICK_MYSQL))
+
+
+@pytest.fixture
+def own_mysql(_breakable_mysql: Server) -> Server:
+    """A MySQL that the test may kill, with databases of other tests."""
+    if not _breakable_mysql.is_running:
+        _breakable_mysql.start()
+    return _breakable_mysql
 
 
 def found(outcome: ReconcileResult) -> set[int]:
@@ -294,7 +309,9 @@ def test_a_database_is_killed_in_the_middle(
 ) -> None:
     spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
-        damaged = Damaged(settings_of((url, database_on(own_mysql)), own_redis_url[1]))
+        damaged = Damaged(
+            settings_of((url, database_on(own_mysql, f"toc_{token_hex(4)}")), own_redis_url[1])
+        )
 
         def break_it(now: str, done: int, of: int) -> None:
             if now == phase and done == at:
@@ -325,7 +342,9 @@ def test_a_database_that_goes_away_during_the_repair_costs_only_its_own_repairs(
     spark = request.getfixturevalue("spark") if where == "spark" else None
     with temporary_database(mysql_server) as url:
         # It is the first one that is asked.
-        damaged = Damaged(settings_of((database_on(own_mysql), url), own_redis_url[1]))
+        damaged = Damaged(
+            settings_of((database_on(own_mysql, f"toc_{token_hex(4)}"), url), own_redis_url[1])
+        )
 
         def break_it(phase: str, done: int, of: int) -> None:
             if phase == "repairing" and done == 0:

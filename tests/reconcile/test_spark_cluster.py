@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,12 +20,14 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-from tests.deep import deep
+import toc
+from tests.deep import ALL, deep
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import redis_client
 from tests.servers.spark import EXECUTOR_PYTHON, SparkCluster
 from tests.table import add_line
 from toc.cli.main import main
+from toc.reconcile import executor_archive
 from toc.timer import redis_keys
 
 pytest.importorskip("pyspark")
@@ -69,15 +73,10 @@ def shop(
     own = url.set(username=user, password=PASSWORD)
     events = tmp_path / "events"
     events.mkdir()
-    properties = {
-        "spark.authenticate": "true",
-        "spark.authenticate.secret": cluster.secret,
+    properties = cluster.connection_properties() | {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
     }
     monkeypatch.chdir(tmp_path)
     ours = {
@@ -113,14 +112,20 @@ def shop(
 def command_lines_watched() -> Iterator[set[str]]:
     """Yields the command lines of all processes that live during the block, as `ps` shows them."""
     seen, enough = set[str](), threading.Event()
+    there_before = set(Path("/proc").glob("[0-9]*"))
 
-    def look() -> None:
+    def look(folders: Iterable[Path]) -> None:
+        for folder in folders:
+            with suppress(OSError):
+                line = (folder / "cmdline").read_bytes().replace(bytes(1), b" ")
+                seen.add(line.decode(errors="replace"))
+
+    def look_at_new_ones() -> None:
         while not enough.wait(0.1):
-            for file in Path("/proc").glob("[0-9]*/cmdline"):
-                with suppress(OSError):
-                    seen.add(file.read_bytes().replace(bytes(1), b" ").decode(errors="replace"))
+            look(set(Path("/proc").glob("[0-9]*")) - there_before)
 
-    thread = threading.Thread(target=look, daemon=True)
+    look(there_before)
+    thread = threading.Thread(target=look_at_new_ones, daemon=True)
     thread.start()
     try:
         yield seen
@@ -129,13 +134,29 @@ def command_lines_watched() -> Iterator[set[str]]:
         thread.join(10)
 
 
+def toc_alone() -> Iterator[Distribution]:
+    """Of what executors need: without the 460 MB of the others, to compress which takes 10 s."""
+    yield distribution("toc")
+
+
+@pytest.mark.parametrize("packed", ["toc alone", pytest.param("all that it requires", marks=deep)])
 def test_what_toc_spark_pack_prints_runs_on_the_cluster(
-    shop: Shop, cluster: SparkCluster, request: pytest.FixtureRequest
+    shop: Shop,
+    cluster: SparkCluster,
+    packed: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    toc = (sys.executable, "-m", "toc")
-    packed = shop.run(*toc, "spark", "pack", "--master", cluster.url, "--json")
-    assert packed.returncode == 0, packed.stderr
-    command = json.loads(packed.stdout)["spark_submit"]
+    """Executors have toc only from the archive."""
+    if packed == "toc alone":
+        monkeypatch.setattr(executor_archive, "_required_distributions", toc_alone)
+    assert main(["spark", "pack", "--master", cluster.url, "--json"]) == 0
+    command = json.loads(capsys.readouterr().out)["spark_submit"]
+    if packed == "toc alone":
+        path = f"PYTHONPATH={executor_archive.UNPACKED}"
+        assert command.count(path) == 1
+        command = command.replace(path, f"{path}:{sysconfig.get_path('purelib')}")
     secrets = shop.directory / "secrets.conf"
     secrets.touch(mode=0o600)
     properties = json.loads(shop.variables["TOC_RECONCILE__SPARK"])
@@ -158,7 +179,7 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
         request,
         "spark",
         (
-            "spark-submit with `toc spark pack`",
+            f"spark-submit with `toc spark pack`, {packed}",
             cluster.url,
             application["id"],
             str(len(executors)),
@@ -171,52 +192,97 @@ def test_what_toc_spark_pack_prints_runs_on_the_cluster(
     logs = [file for file in shop.directory.glob("events/**/*") if file.is_file()]
     assert any(application["id"] in file.read_text(errors="replace") for file in logs)
     of_executors = [file for folder in executors for file in folder.rglob("*") if file.is_file()]
-    assert of_executors
+    assert any(file.name == "stderr" for file in of_executors)
+    contents = [(str(file), file.read_bytes()) for file in (*logs, *of_executors)]
     for word in (PASSWORD, cluster.secret):
         assert not [line for line in lines if word in line]
-        assert not [file for file in (*logs, *of_executors) if word.encode() in file.read_bytes()]
+        assert not [name for name, content in contents if word.encode() in content]
         assert word not in done.stdout + done.stderr
 
 
-def test_executors_without_toc_are_named_with_what_to_do(shop: Shop, cluster: SparkCluster) -> None:
-    toc = (sys.executable, "-m", "toc")
-    done = shop.run(*toc, "reconcile", "--master", cluster.url, PYSPARK_PYTHON=EXECUTOR_PYTHON)
-    assert done.returncode == 4, done.stderr
-    assert "cannot run toc: No module named 'toc'" in done.stderr
-    assert "`toc spark pack`" in done.stderr
-
-
-ASK = """
+IMPORT = """
 import sys
-from toc.reconcile.spark import open_spark_session
-from toc.runtime.settings import load_settings
+from importlib.machinery import PathFinder
 
-with open_spark_session(load_settings(), sys.argv[1]):
-    print("opened")
+PACKED = set(sys.stdin.read().splitlines())
+
+class PackedAlone:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and "site-packages" in str(spec.origin) and spec.origin not in PACKED:
+            raise ModuleNotFoundError(f"{spec.origin} is not packed", name=name)
+
+sys.meta_path.insert(0, PackedAlone)
+import toc.reconcile.executor_tasks, toc.reconcile.archive, toc.reconcile.tables.nightly_tables
+print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
-@pytest.mark.parametrize(
-    ("properties", "said"),
-    [
-        (
-            {"spark.executor.memory": "900g"},
-            "began a task within 10 s. Has a worker as many free cores",
-        ),
-        pytest.param(
-            {"spark.pyspark.python": "python-that-is-not-there"},
-            "an executor cannot start Python: ",
-            marks=deep,
-        ),
-        ({"spark.authenticate": "false"}, "spark.authenticate is not 'true'"),
-    ],
-    ids=["no worker is large enough", "no such Python", "whoever asks"],
-)
-def test_what_hinders_executors_is_said(
-    shop: Shop, cluster: SparkCluster, properties: dict[str, str], said: str
-) -> None:
-    given = json.loads(shop.variables["TOC_RECONCILE__SPARK"]) | properties
-    variables = {"TOC_RECONCILE__SPARK": json.dumps(given), "TOC_RECONCILE__EXECUTORS_WAIT_S": "10"}
-    done = shop.run(sys.executable, "-c", ASK, cluster.url, **variables)
-    assert "opened" not in done.stdout
-    assert said in done.stderr
+def test_all_that_executors_import_is_packed(tmp_path: Path) -> None:
+    """Without making the archive, which takes 10 s."""
+    files = {
+        str(file)
+        for package in executor_archive._required_distributions()
+        for _, file in executor_archive._files_of(package)
+    }
+    assert set(map(str, Path(toc.__file__).parent.rglob("*.py"))) <= files
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], input="\n".join(files), capture_output=True, text=True,
+        cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {"deltalake", "pyarrow", "redis", "sqlalchemy", "toc"} <= set(done.stdout.split())
+
+
+RECONCILE = """
+import json, os, sys
+from contextlib import redirect_stderr
+from io import StringIO
+from toc.cli.main import main
+
+for reconcile in json.loads(sys.argv[1]):
+    os.environ.pop("PYSPARK_PYTHON", None)
+    for name, value in reconcile.items():
+        os.environ[f"TOC_RECONCILE__{name}"] = value
+    with redirect_stderr(StringIO()) as said:
+        code = main(["reconcile", "--master", sys.argv[2]])
+    print(json.dumps([code, said.getvalue()]))
+"""
+
+NO_SUCH_PYTHON = {"spark.pyspark.python": "python-that-is-not-there"}
+HINDRANCES: dict[str, tuple[dict[str, str], int, str]] = {
+    "no worker is large enough": (
+        {"spark.executor.memory": "900g"},
+        10,
+        "began a task within 10 s. Has a worker as many free cores",
+    ),
+    "no toc": (
+        {"spark.pyspark.python": EXECUTOR_PYTHON},
+        EXECUTORS_S_MAX,
+        "cannot run toc: No module named 'toc'. `toc spark pack`",
+    ),
+    "whoever asks": (
+        {"spark.authenticate": "false"},
+        10,
+        "spark.authenticate is not 'true'",
+    ),
+}
+if ALL:
+    HINDRANCES["no such Python"] = NO_SUCH_PYTHON, 10, "an executor cannot start Python: "
+"""What hinders executors: properties, the seconds to wait for executors, and what `toc reconcile` says."""
+
+
+def test_what_hinders_executors_is_said(shop: Shop, cluster: SparkCluster) -> None:
+    """One process makes all sessions, one after the other: Java starts once."""
+    given = json.loads(shop.variables["TOC_RECONCILE__SPARK"])
+    reconciles = [
+        {"SPARK": json.dumps(given | properties), "EXECUTORS_WAIT_S": str(wait_s)}
+        for properties, wait_s, _ in HINDRANCES.values()
+    ]
+    done = shop.run(sys.executable, "-c", RECONCILE, json.dumps(reconciles), cluster.url)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(HINDRANCES), done.stderr
+    for (code, said), (name, (_, _, expected)) in zip(answers, HINDRANCES.items(), strict=True):
+        assert (name, code) == (name, 4)
+        assert expected in said, name

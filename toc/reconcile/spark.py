@@ -43,6 +43,7 @@ _LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "8",
+    "spark.python.daemon.module": "toc.reconcile.spark_workers",
     # A short run: a quick start and a small heap matter more than the highest speed.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
 }
