@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.deep import deep
-from tests.growing.town import ROOT, mover_dies
+from tests.growing.dying_mover import ROOT, mover_dies
 from tests.invariants.conftest import _started
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import Account, Fleet, shard_of

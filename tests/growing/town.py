@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from tests.growing.dying_mover import mover_dies
 from tests.servers import Server as Process
 from tests.servers.mysql import execute, replicate, wait_for_replica
 from toc.center.center import TimeoutCenter
@@ -28,38 +24,8 @@ from toc.store.database_mover import DatabaseMover, MoveResult
 from toc.store.move_checks import MoveChecks, MoveFinding
 from toc.store.move_server_session import MoveServerSession
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARDS = 2
 LATER = timedelta(hours=1)
-
-DIES = """
-import json, os, signal, sys
-from toc.store.move_server_session import MoveServerSession
-from toc.store.database_mover import DatabaseMover
-plan = json.loads(sys.argv[1])
-def tell(step, text):
-    if step == plan["step"]:
-        os.kill(os.getpid(), signal.SIGKILL)
-def session(role):
-    return MoveServerSession(plan["index"], role, plan["urls"][role], plan["schema"])
-mover = DatabaseMover(session("old"), session("new"), lambda server: session(server.role), tell)
-mover.start_or_resume(lambda: None)
-"""
-
-
-def mover_dies(step: str, urls: Mapping[str, str], schema: str, index: int = 0) -> None:
-    """A mover in a process of its own, killed (kill -9) when it has told of a step."""
-    plan = {"step": step, "urls": dict(urls), "schema": schema, "index": index}
-    child = subprocess.run(
-        [sys.executable, "-c", DIES, json.dumps(plan)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == -9, (step, child.stdout, child.stderr)
 
 
 class Pair(NamedTuple):

@@ -18,6 +18,8 @@ from toc.http.app import OPENAPI_PATH
 from toc.http.call import Route
 from toc.http.routes import ROUTES
 
+BLUE = "blue"
+"""The tenant whose jobs, schedules and changes others must not reach."""
 JOB = {"biz_id": "{biz}", "biz_type": "order.close", "delay": 60}
 UNKNOWN = {"answer": "unknown", "job_id": None, "attempts": 0}
 NOT_COUNTED = {"answer": "unknown", "job_id": None, "arrived": 0, "wanted": 0}
@@ -32,8 +34,8 @@ REDRIVE = {"verb": "redrive", "biz_type": "order.close"}
 
 
 class _Line(NamedTuple):
-    """How a route is called. {id}: a job of the tenant blue. refused: what a foreign job looks like: the same
-    as a missing one."""
+    """How a route is called. {id}: a job of the tenant blue, {biz}: its business id. hidden: what a foreign
+    job looks like: the same as a missing one."""
 
     path: str
     body: Any = None
@@ -150,14 +152,14 @@ def call(web: WebWorld, route: Route, job_id: str, biz: str, token: str | None) 
         web.declare(f"{biz}.old")
     body, path = with_ids(line.body, job_id, biz), with_ids(line.path, job_id, biz)
     if "{change}" in path:
-        path = path.replace("{change}", mass_change(web, biz))
+        path = path.replace("{change}", mass_change(web))
     return web.call(route.method, path, body, token=token)
 
 
-def mass_change(web: WebWorld, tenant: str) -> str:
-    """The id of a mass change of no jobs, which has ended."""
+def mass_change(web: WebWorld) -> str:
+    """The id of a mass change of no jobs of the tenant blue, which has ended."""
     line = CALLS["POST", "/v1/mass_changes"]
-    made = web.post(line.path, line.body, token=web.make_token(["operate"], tenant=tenant))
+    made = web.post(line.path, line.body, token=web.token(["operate"], tenant=BLUE))
     assert (made.status_code, made.json()["state"]) == (201, "done"), made.text
     found: str = made.json()["mass_change_id"]
     return found
@@ -167,13 +169,24 @@ def with_ids(document: Any, job_id: str, biz: str = "") -> Any:
     return json.loads(json.dumps(document).replace("{id}", job_id).replace("{biz}", biz))
 
 
-def blue_job(web: WebWorld) -> tuple[str, str]:
-    """A new tenant with a job, whose business id is the tenant's name, and with a recurring schedule."""
-    tenant = f"blue-{secrets.token_hex(4)}"
-    token = web.make_token(tenant=tenant)
-    made = web.call("PUT", f"/v1/recurring/{tenant}.nightly", SCHEDULE, token=token)
+def new_job(web: WebWorld, tenant: str = BLUE) -> tuple[str, str]:
+    """A new business id, and the id of its job."""
+    biz = f"b-{secrets.token_hex(4)}"
+    return biz, web.schedule(biz, token=web.token(tenant=tenant), key="k")
+
+
+def add_schedule(web: WebWorld, biz: str, tenant: str = BLUE) -> None:
+    token = web.token(tenant=tenant)
+    made = web.call("PUT", f"/v1/recurring/{biz}.nightly", SCHEDULE, token=token)
     assert made.status_code == 200, made.text
-    return tenant, web.schedule(tenant, token=token, key="k")
+
+
+def make_target(web: WebWorld, route: Route) -> tuple[str, str]:
+    """A job of the tenant blue, as `new_job`, and a recurring schedule if the route needs one."""
+    biz, job_id = new_job(web)
+    if "/recurring" in route.path:
+        add_schedule(web, biz)
+    return biz, job_id
 
 
 def test_the_app_has_no_route_without_a_rule(small: WebWorld) -> None:
@@ -190,17 +203,17 @@ def test_the_app_has_no_route_without_a_rule(small: WebWorld) -> None:
 
 @pytest.mark.parametrize("route", scoped_routes(), ids=lambda route: f"{route.method} {route.path}")
 def test_a_route_needs_its_scope_and_no_other_one(shared: WebWorld, route: Route) -> None:
-    blue, job_id = blue_job(shared)
+    biz, job_id = make_target(shared, route)
     row = shared.library.row(int(job_id))
     others = [scope for scope in SCOPES if scope != route.scope]
     for scopes in ([each] for each in others), [others]:
         for wrong in scopes:
-            response = call(shared, route, job_id, blue, shared.make_token(wrong, tenant=blue))
+            response = call(shared, route, job_id, biz, shared.token(wrong, tenant=BLUE))
             assert (response.status_code, response.json()["code"]) == (403, "forbidden")
             assert shared.library.row(int(job_id)) == row
     assert route.scope is not None
-    tenant = None if (route.method, route.path) in OF_ALL_TENANTS else blue
-    response = call(shared, route, job_id, blue, shared.make_token([route.scope], tenant=tenant))
+    tenant = None if (route.method, route.path) in OF_ALL_TENANTS else BLUE
+    response = call(shared, route, job_id, biz, shared.token([route.scope], tenant=tenant))
     assert response.status_code in (200, 201), response.text
     assert response.json() not in (UNKNOWN, {"jobs": [], "next": None}, NO_SCHEDULES)
 
@@ -218,10 +231,10 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     shared: WebWorld, route: Route, who: str
 ) -> None:
     line = CALLS[route.method, route.path]
-    blue, job_id = blue_job(shared)
-    token = shared.make_token(**({"tenant": blue} | FOREIGN[who]))
+    biz, job_id = make_target(shared, route)
+    token = shared.token(**({"tenant": BLUE} | FOREIGN[who]))
     before = shared.library.row(int(job_id))
-    response = call(shared, route, job_id, blue, token)
+    response = call(shared, route, job_id, biz, token)
     assert shared.library.row(int(job_id)) == before
     if (route.method, route.path) in OF_ALL_TENANTS:
         expected = 200 if who == "no tenant" else 403
@@ -246,10 +259,10 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
     if "/recurring" in route.path or "/mass_changes" in route.path:
         is_schedule = "/recurring" in route.path
         check = _assert_schedule_is_hidden if is_schedule else _assert_mass_change_is_hidden
-        check(shared, route, who, blue, response)
+        check(shared, route, who, biz, response)
         return
     if "{job_id}" in route.path:
-        missing = call(shared, route, str(shared.library.new().job_id), blue, token)
+        missing = call(shared, route, str(shared.library.new().job_id), biz, token)
         assert response.status_code == missing.status_code
         ids = {"request_id": None}
         assert response.json() | ids == missing.json() | ids
@@ -263,16 +276,16 @@ def test_a_foreign_job_looks_like_a_missing_one_and_does_not_change(
 
 
 def _assert_mass_change_is_hidden(
-    shared: WebWorld, route: Route, who: str, blue: str, response: Any
+    shared: WebWorld, route: Route, who: str, biz: str, response: Any
 ) -> None:
     """A change of others looks like a missing one; a count or change of the caller's own has no jobs here."""
     if "{mass_change_id}" in route.path:
         assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
     elif route.method == "GET":
-        change_id = mass_change(shared, blue)
+        change_id = mass_change(shared)
         token = response.request.headers["authorization"].removeprefix("Bearer ")
         assert change_id not in shared.get(route.path, token=token).text
-        assert change_id in shared.get(route.path, token=shared.make_token(tenant=blue)).text
+        assert change_id in shared.get(route.path, token=shared.token(tenant=BLUE)).text
     elif who == "another type":
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
@@ -281,29 +294,29 @@ def _assert_mass_change_is_hidden(
 
 
 def _assert_schedule_is_hidden(
-    shared: WebWorld, route: Route, who: str, blue: str, response: Any
+    shared: WebWorld, route: Route, who: str, biz: str, response: Any
 ) -> None:
     """Another tenant may have a schedule of the same name; a schedule of another type looks like none."""
     if route.path == "/v1/recurring":
         assert response.status_code == 200
         names = [each["name"] for each in response.json()["recurring"]]
-        assert f"{blue}.nightly" not in names
+        assert f"{biz}.nightly" not in names
     elif route.method != "PUT":
         assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
     elif who == "another type":
         assert (response.status_code, response.json()["code"]) == (403, "forbidden")
     else:
         assert (response.status_code, response.json()["version"]) == (200, 1)
-    own = shared.call(
-        "GET", f"/v1/recurring/{blue}.nightly", token=shared.make_token(tenant=blue)
-    ).json()
+    own = shared.get(f"/v1/recurring/{biz}.nightly", token=shared.token(tenant=BLUE)).json()
     assert (own["version"], own["paused_since"], own["made"]) == (1, None, 1)
 
 
 def test_the_list_reads_no_schedules_of_other_tenants(shared: WebWorld) -> None:
     """Else their number and their rules would cost the caller's time, and the server's."""
-    blue, _ = blue_job(shared)
-    red, _ = blue_job(shared)
+    tenants = [f"tenant-{secrets.token_hex(4)}" for _ in range(2)]
+    for tenant in tenants:
+        add_schedule(shared, tenant, tenant)
+    one, other = tenants
     engine, found = sqlalchemy.Engine, list[object]()  # of all pools
 
     def note(_connection: object, cursor: Any, statement: str, values: Any, *_: object) -> None:
@@ -312,20 +325,21 @@ def test_the_list_reads_no_schedules_of_other_tenants(shared: WebWorld) -> None:
 
     sqlalchemy.event.listen(engine, "before_cursor_execute", note)
     try:
-        response = shared.get("/v1/recurring", token=shared.make_token(["read"], tenant=blue))
+        response = shared.get("/v1/recurring", token=shared.token(["read"], tenant=one))
     finally:
         sqlalchemy.event.remove(engine, "before_cursor_execute", note)
-    assert [each["name"] for each in response.json()["recurring"]] == [f"{blue}.nightly"]
+    assert [each["name"] for each in response.json()["recurring"]] == [f"{one}.nightly"]
     assert found
-    assert all(blue in str(values) and red not in str(values) for values in found)
+    assert all(one in str(values) and other not in str(values) for values in found)
 
 
 def test_a_schedule_of_a_foreign_type_is_not_taken_over(shared: WebWorld) -> None:
     """The token may use the new type, but not the type that the schedule has."""
-    blue, _ = blue_job(shared)
-    token = shared.make_token(tenant=blue, biz_types=["report"])
+    biz, _ = new_job(shared)
+    add_schedule(shared, biz)
+    token = shared.token(tenant=BLUE, biz_types=["report"])
     body = {"biz_type": "report", "cron": "0 4 * * *"}
-    response = shared.call("PUT", f"/v1/recurring/{blue}.nightly", body, token=token)
+    response = shared.call("PUT", f"/v1/recurring/{biz}.nightly", body, token=token)
     assert (response.status_code, response.json()["code"]) == (404, NOT_FOUND)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from tests.contract.library import Library
+from toc.access.caller import SCOPES
 from toc.access.tokens import NewToken, TokenStore
 from toc.domain.declared_type import DeclaredType
 from toc.http.app import make_app
@@ -85,6 +86,7 @@ class WebWorld:
             web=web,
         )
         self._tokens = TokenStore(library.databases, 1000, "tester")
+        self._tokens_by_rights: dict[object, str] = {}
         self.admin = self.make_token() if tokens else None
         self.declare("order.close", mode="pull")
         self.declare("report")
@@ -110,7 +112,7 @@ class WebWorld:
 
     def make_token(
         self,
-        scopes: Sequence[str] = ("schedule", "cancel", "consume", "read", "operate", "admin"),
+        scopes: Sequence[str] = SCOPES,
         biz_types: Sequence[str] = ("*",),
         tenant: str | None = None,
     ) -> str:
@@ -120,6 +122,18 @@ class WebWorld:
         if hasattr(self, "app"):
             self.backend.access.refresh_now()
         return "".join(made.text)
+
+    def token(
+        self,
+        scopes: Sequence[str] = SCOPES,
+        biz_types: Sequence[str] = ("*",),
+        tenant: str | None = None,
+    ) -> str:
+        """A token with these rights: the same one each time. A test that revokes one makes its own."""
+        key = (tuple(scopes), tuple(biz_types), tenant)
+        if key not in self._tokens_by_rights:
+            self._tokens_by_rights[key] = self.make_token(scopes, biz_types, tenant)
+        return self._tokens_by_rights[key]
 
     def declare(self, name: str, **fields: Any) -> None:
         metadata = DatabaseMetadata(self.library.databases)

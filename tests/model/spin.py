@@ -54,7 +54,8 @@ def check(
 ) -> Found:
     """Goes through all states of `model` (a file's name without .pml) with `switches` (NAME or NAME=value).
 
-    `optimised`: by gcc, worth it for millions of states; else by tcc: gcc takes longer than most runs.
+    `optimised`: by gcc and with compressed states, worth it for millions of states; else by tcc: gcc takes
+    longer than most runs, and to compress the states takes a third of them.
     Stops at the first violation; `trail` then adds the steps to it, as text. Raises ServerUnavailableError
     without spin or a compiler, ModelError when the model cannot be run or has not ended within the bounds.
     """
@@ -70,14 +71,15 @@ def check(
         _run([spin, *defines, "-a", str(source)], directory)
         flags = [
             "-w",
-            "-DCOLLAPSE",
+            *(["-DCOLLAPSE"] if optimised else []),
             "-DVECTORSZ=2048",
             f"-DMEMLIM={memory_mb}",
         ]
         flags += ["-DNFAIR=4"] if is_live else ["-DSAFETY"]
         _run([*compiler, *flags, "-o", "pan", "pan.c"], directory)
         how = ["-a", "-f"] if is_live else []
-        said = _run(["./pan", *how, "-E", f"-m{DEPTH_MAX}", "-w22"], directory, seconds_max)
+        slots = f"-w{22 if optimised else 20}"  # of the hash table, as a power of two
+        said = _run(["./pan", *how, "-E", f"-m{DEPTH_MAX}", slots], directory, seconds_max)
         found = _read(said)
         if trail and found.broken:
             steps = _run([spin, *defines, "-t", "-p", "-g", str(source)], directory)

@@ -46,8 +46,14 @@ HOLDS = (
     ),
     Variant(
         "lease-renewed",
-        "NRENEW=2 NEXP=1 NFAIL=1 NO_LOADER",
+        "NRENEW=2 NEXP=1 NO_LOADER",
         "while the handler runs; its claim may be gone before, between the UPDATE and the read, and after",
+    ),
+    Variant(
+        "lease-renewed-and-it-fails",
+        "NRENEW=2 NEXP=1 NFAIL=1 NO_LOADER",
+        "the same, and the handler raises an exception",
+        large=True,
     ),
     Variant(
         "lease-renewed-and-it-dies",

@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,19 +26,40 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in MODULES:
-        yield name_of(path), ast.parse(path.read_text("utf-8"))
+class Names(NamedTuple):
+    """What one file of toc names."""
+
+    imported: set[str]  # modules and what is imported from them, wherever in the file
+    called: set[str]  # by dotted names
+    classes: list[str]
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Every module that is imported, wherever in the file."""
+@cache
+def names_by_file() -> dict[str, Names]:
+    """Each file is parsed once for all tests here."""
+    return {name_of(path): _names(ast.parse(path.read_text("utf-8"))) for path in MODULES}
+
+
+def _names(tree: ast.Module) -> Names:
+    names = Names(set(), set(), [])
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names.imported.update({node.module, *(f"{node.module}.{a.name}" for a in node.names)})
+        elif isinstance(node, ast.Call):
+            names.called.add(_dotted(node.func))
+        elif isinstance(node, ast.ClassDef):
+            names.classes.append(node.name)
+    return names
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c`; "" for what is no dotted name. As ast.unparse, which costs thirty times as much."""
+    if isinstance(node, ast.Name):
+        return node.id
+    base = _dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{base}.{node.attr}" if base and isinstance(node, ast.Attribute) else ""
 
 
 # ---- the public names
@@ -124,21 +146,15 @@ WHOLE_PROGRAMS = ("toc/bench/", "toc/demo/", "toc/cli/", "toc/node/dev_servers.p
 """They start processes and measure them: real time is their subject."""
 
 
-def calls(path: Path) -> set[str]:
-    """What a module calls by a dotted name."""
-    tree = ast.parse(path.read_text("utf-8"))
-    return {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-
-
 @pytest.mark.parametrize(
     ("pattern", "allowed"), [(CLOCKS, MAY_READ_CLOCKS), (RANDOM, MAY_DRAW)], ids=["time", "chance"]
 )
 def test_time_and_chance_are_passed_in(pattern: re.Pattern[str], allowed: dict[str, str]) -> None:
     found = {
-        name_of(path)
-        for path in MODULES
-        if not name_of(path).startswith(WHOLE_PROGRAMS)
-        and any(pattern.fullmatch(call) for call in calls(path))
+        name
+        for name, names in names_by_file().items()
+        if not name.startswith(WHOLE_PROGRAMS)
+        and any(pattern.fullmatch(call) for call in names.called)
     }
     assert found <= set(allowed)
 
@@ -196,9 +212,8 @@ def test_each_outside_system_has_one_package(system: str) -> None:
     )
     found = {
         name
-        for name, tree in trees()
-        for module in imports(tree)
-        if module.partition(".")[0] == system
+        for name, names in names_by_file().items()
+        if any(module.partition(".")[0] == system for module in names.imported)
     }
     assert sorted(name for name in found if not name.startswith(allowed)) == []
 
@@ -253,6 +268,7 @@ def test_scripts_are_packed_with_the_package() -> None:
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8")
 
 
+@cache
 def marked() -> set[str]:
     found = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
@@ -330,9 +346,8 @@ SHARED_CLASS_NAMES_MAX = 5
 
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
-    for name, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(name)
+    for name, names in names_by_file().items():
+        for class_name in names.classes:
+            places.setdefault(class_name, []).append(name)
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert len(shared) <= SHARED_CLASS_NAMES_MAX, f"give them names of their own: {shared}"

@@ -1,4 +1,4 @@
-"""The nominal times of schedules: against a model that walks through ten years, minute by minute."""
+"""The nominal times of schedules: against a model that walks through years, minute by minute."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.deep import ALL as ALL_TESTS
 from toc.domain.recurrence import Recurrence
 from toc.domain.times import EPOCH, datetime_of
 from toc.errors import InvalidInput
 
 # Lord Howe moves its clocks by half an hour; the others by an hour, on either side of the equator.
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"]
-FROM, UNTIL = datetime(2021, 1, 1, tzinfo=UTC), datetime(2031, 1, 1, tzinfo=UTC)
+FIRST_YEAR, END_YEAR = (2021, 2031) if ALL_TESTS else (2027, 2029)  # 2028 has a 29 February
+FROM, UNTIL = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), datetime(END_YEAR, 1, 1, tzinfo=UTC)
 MINUTE, QUARTER = timedelta(minutes=1), timedelta(minutes=15)
 
 
@@ -113,8 +115,8 @@ def model_times(zone_name: str) -> dict[tuple[str, str], list[datetime]]:
 
 
 @pytest.mark.parametrize("zone", ZONES)
-def test_ten_years_of_nominal_times_are_those_of_the_model(zone: str) -> None:
-    after, until = ms_of(2021, 1, 1) - 1, ms_of(2031, 1, 1) - 1
+def test_the_nominal_times_of_years_are_those_of_the_model(zone: str) -> None:
+    after, until = ms_of(FIRST_YEAR, 1, 1) - 1, ms_of(END_YEAR, 1, 1) - 1
     for (text, gap), expected in model_times(zone).items():
         rule = Recurrence(cron=text, tz=zone, gap=gap)  # type: ignore[arg-type]
         found = [datetime_of(ms) for ms in rule.times_ms(after, until)]
@@ -124,7 +126,7 @@ def test_ten_years_of_nominal_times_are_those_of_the_model(zone: str) -> None:
 
 @given(
     st.just(ZONES[-1]), st.sampled_from(list(EXPRESSIONS)), st.sampled_from(["skip", "next"]),
-    st.integers(0, 10 * 365 * 86_400 - 1),
+    st.integers(0, (END_YEAR - FIRST_YEAR) * 365 * 86_400 - 1),
 )  # fmt: skip
 def test_next_from_anywhere_is_the_first_of_the_model_after_it(
     zone: str, text: str, gap: Any, second: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -43,9 +44,7 @@ def make_app(
     audit at the end. make_site: makes further routes, those of the dashboard. Raises SettingsError.
     """
     backend = Backend(load_settings() if settings is None else settings, clock)
-    document = encode_json(
-        make_openapi(ROUTES)
-    )  # once: strangers may ask for it as often as they like
+    document = _encode_openapi()
 
     async def send_openapi(backend: Backend, call: Call) -> Reply:
         return Reply(document, headers={"Cache-Control": "max-age=60"})
@@ -73,6 +72,12 @@ def make_app(
     app.router.redirect_slashes = False
     app.state.backend = backend
     return app
+
+
+@cache
+def _encode_openapi() -> bytes:
+    """Once in a process: it takes 0.1 s, and strangers may ask for it as often as they like."""
+    return encode_json(make_openapi(ROUTES))
 
 
 _CODES = {HTTPStatus.NOT_FOUND: "no_such_path", HTTPStatus.METHOD_NOT_ALLOWED: "wrong_method"}
