@@ -80,11 +80,14 @@ def servers(
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Starts a command as a process in the test's directory: start(settings, "worker", …)."""
+    """Starts a command as a process in the test's directory: start(settings, "worker", …).
+
+    `forked`: of a process that has imported toc; else a Python of its own.
+    """
     contexts = []
 
-    def begin(settings: dict[str, str], *arguments: str) -> Process:
-        context = running(tmp_path, settings, *arguments)
+    def begin(settings: dict[str, str], *arguments: str, forked: bool = True) -> Process:
+        context = running(tmp_path, settings, *arguments, forked=forked)
         contexts.append(context)
         return context.__enter__()
 

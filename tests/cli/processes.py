@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.forked import ForkedProcess, start_forked
+
 POLL_SECONDS = 0.02
 SECONDS_MAX = 60.0  # a process starts in that time on a busy machine too
 
@@ -27,20 +29,32 @@ def clean_environment() -> dict[str, str]:
 
 
 class Process:
-    """A running `toc …`; what it says goes to files, which a full pipe cannot block."""
+    """A running `toc …`; what it says goes to files, which a full pipe cannot block.
 
-    def __init__(self, directory: Path, settings: Mapping[str, str], *arguments: str) -> None:
+    `forked`: of a process that has imported toc.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str],
+        *arguments: str,
+        forked: bool = False,
+    ) -> None:
         name = f"{arguments[0]}-{time.monotonic_ns()}"
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
+        env = clean_environment() | settings
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "toc", *arguments],
-                cwd=directory,
-                env=clean_environment() | settings,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+            self._process: subprocess.Popen[bytes] | ForkedProcess
+            if forked:
+                self._process = start_forked(
+                    "toc", arguments, cwd=directory, env=env, stdout=out, stderr=err
+                )
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "toc", *arguments],
+                    cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -80,9 +94,11 @@ class Process:
 
 
 @contextmanager
-def running(directory: Path, settings: Mapping[str, str], *arguments: str) -> Iterator[Process]:
+def running(
+    directory: Path, settings: Mapping[str, str], *arguments: str, forked: bool = False
+) -> Iterator[Process]:
     """A process that is ended at the end, in good order where it can be."""
-    process = Process(directory, settings, *arguments)
+    process = Process(directory, settings, *arguments, forked=forked)
     try:
         yield process
     finally:

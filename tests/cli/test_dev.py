@@ -44,8 +44,9 @@ def lives(pid: int) -> bool:
         return False
 
 
-def begin(start: Start, *arguments: str) -> Process:
-    process = start({"TOC_WEB__PORT": "0"}, "dev", *arguments)  # several tests run at a time
+def begin(start: Start, *arguments: str, forked: bool = True) -> Process:
+    # Port 0: several tests run at a time.
+    process = start({"TOC_WEB__PORT": "0"}, "dev", *arguments, forked=forked)
     process.says("Stop: Ctrl-C.")
     return process
 
@@ -115,7 +116,7 @@ def test_in_the_background_of_a_script_ctrl_c_ends_it_and_nohup_keeps_it(
 ) -> None:
     before = signal.signal(number, signal.SIG_IGN)  # as the shell does it; it is inherited
     try:
-        process = begin(start)
+        process = begin(start, forked=False)
     finally:
         signal.signal(number, before)
     process.send(number)

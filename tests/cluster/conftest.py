@@ -64,6 +64,7 @@ threading.Event().wait(60)
 
 @pytest.fixture
 def zookeeper(tmp_path: Path) -> Iterator[Server]:
+    """A server of its own, for a test that breaks it."""
     try:
         server = start_zookeeper(tmp_path / "zookeeper")
     except ServerUnavailableError as error:
@@ -78,11 +79,14 @@ MakeNode = Callable[..., Node]
 
 
 @pytest.fixture
-def make_node(zookeeper: Server) -> Iterator[MakeNode]:
+def make_node(request: pytest.FixtureRequest) -> Iterator[MakeNode]:
+    """Members in a namespace of their own: of the test's `zookeeper`, else of the one that tests share."""
+    own = "zookeeper" in request.fixturenames
+    server = request.getfixturevalue("zookeeper" if own else "zookeeper_server")
     made: list[Node] = []
     namespace = f"t{secrets.token_hex(4)}"
 
-    def make(name: str, hosts: str = zookeeper.url, **cluster: object) -> Node:
+    def make(name: str, hosts: str = server.url, **cluster: object) -> Node:
         made.append(Node(hosts, namespace, name, **cluster))
         return made[-1]
 

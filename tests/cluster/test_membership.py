@@ -13,6 +13,7 @@ from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl
 
 from tests.cluster.conftest import SESSION_S, MakeNode, Node
 from tests.servers import Server
+from tests.servers.endpoint import Endpoint
 from tests.servers.zookeeper import expire_session, foreign_members
 from tests.worker.waiting import remains, wait_until
 from toc.cluster.members import LOOKUPS_MAX, MEMBERS, NAMED_MAX, describe_rights_of_other_accounts
@@ -197,10 +198,10 @@ def test_an_acl_that_may_not_be_mended_is_said(
 
 
 def test_members_made_before_auth_was_set_do_not_count(
-    make_node: MakeNode, zookeeper: Server, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, zookeeper_server: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = make_node("me", auth="toc:secret")
-    with foreign_members(zookeeper.url, me.settings.namespace, 7) as made:
+    with foreign_members(zookeeper_server.url, me.settings.namespace, 7) as made:
         asked: list[str] = []
         real = ZooKeeperClient.are_made_with_auth
 
@@ -248,11 +249,11 @@ def test_a_member_that_others_may_do_anything_with_does_not_count(
 # ---- what others write there
 
 
-def test_who_has_no_session_is_no_member(make_node: MakeNode, zookeeper: Server) -> None:
+def test_who_has_no_session_is_no_member(make_node: MakeNode, zookeeper_server: Endpoint) -> None:
     one = make_node("one").start()
     wait_until(lambda: one.members == ["one"])
     namespace = one.settings.namespace
-    with foreign_members(zookeeper.url, namespace, 5, ephemeral=False):
+    with foreign_members(zookeeper_server.url, namespace, 5, ephemeral=False):
         two = make_node("two").start()
         all_see([one, two], "one", "two")
         assert {member.identity for member in read_roster(one.settings)} == {"one", "two"}
@@ -270,11 +271,11 @@ def test_a_name_without_the_form_is_no_member(make_node: MakeNode, name: str) ->
 
 
 def test_of_too_many_those_count_that_came_first_and_oneself(
-    make_node: MakeNode, zookeeper: Server
+    make_node: MakeNode, zookeeper_server: Endpoint
 ) -> None:
     one = make_node("one", members_max=3).start()
     wait_until(lambda: one.members == ["one"])
-    with foreign_members(zookeeper.url, one.settings.namespace, 20):
+    with foreign_members(zookeeper_server.url, one.settings.namespace, 20):
         wait_until(lambda: len(one.members) == 3)
         two = make_node("two", members_max=3).start()
         wait_until(lambda: len(two.members) == 4)
@@ -376,13 +377,13 @@ def test_a_look_that_takes_long_is_followed_by_a_rest_though_nothing_has_changed
 
 
 def test_more_than_one_look_asks_for_is_asked_for_in_the_next(
-    make_node: MakeNode, zookeeper: Server, monkeypatch: pytest.MonkeyPatch
+    make_node: MakeNode, zookeeper_server: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toc.cluster.members.LOOKUPS_MAX", 4)
     assert LOOKUPS_MAX > 4
     one = make_node("one").start()
     wait_until(lambda: one.members == ["one"])
-    with foreign_members(zookeeper.url, one.settings.namespace, 10):
+    with foreign_members(zookeeper_server.url, one.settings.namespace, 10):
         wait_until(lambda: one.membership.wake() or len(one.members) == 11)
 
 
@@ -421,9 +422,11 @@ def test_who_may_not_write_says_so(
     assert not stranger.membership.joined.is_set()
 
 
-def test_a_path_that_is_not_there_is_made_or_named(make_node: MakeNode, zookeeper: Server) -> None:
-    one = make_node("one", hosts=f"{zookeeper.url}/a").start()
-    two = make_node("two", hosts=f"{zookeeper.url}/b/c").start()
+def test_a_path_that_is_not_there_is_made_or_named(
+    make_node: MakeNode, zookeeper_server: Endpoint
+) -> None:
+    one = make_node("one", hosts=f"{zookeeper_server.url}/a").start()
+    two = make_node("two", hosts=f"{zookeeper_server.url}/b/c").start()
     for node in (one, two):
         wait_until(lambda node=node: node.membership.refusal or node.members)  # type: ignore[misc]
         assert node.members or "does not exist there: create it" in node.membership.refusal

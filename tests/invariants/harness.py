@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
+from tests.forked import start_forked
 from tests.worker.waiting import wait_until
 from toc.center.center import TimeoutCenter
 from toc.domain.ids import routing_bits_of
@@ -82,13 +81,13 @@ class WorkerProcess:
         file.write_text(json.dumps(plan))
         self.log = stack.directory / f"{name}.log"
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.invariants.app", str(file)],
+            self._process = start_forked(
+                "tests.invariants.app",
+                [str(file)],
                 cwd=ROOT,
-                stdin=subprocess.DEVNULL,
+                env={k: v for k, v in os.environ.items() if not k.startswith("TOC_")} | dict(env),
                 stdout=log,
                 stderr=log,
-                env={k: v for k, v in os.environ.items() if not k.startswith("TOC_")} | dict(env),
             )
 
     @property

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.servers.redis import start_redis
-from tests.simulation.broken import copy_with, variant_of
+from tests.simulation import LIVE_S
+from tests.simulation.broken import Variant, copy_with, variant_of
+from tests.simulation.in_place import break_imported_toc
 
 if TYPE_CHECKING:
     from tests.simulation.world import Workshop
@@ -88,6 +90,9 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
     parser.add_argument("--kind", default="", choices=("", "bare", "calm", "poison"))
     parser.add_argument("--faults", metavar="NAME,NAME", help="these, in every run")
     parser.add_argument("--verbs", metavar="NAME,NAME", help="these, in every run")
+    parser.add_argument(
+        "--live-s", type=float, default=LIVE_S, help="when all jobs must have ended"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="begins no run after that")
     parser.add_argument("--broken", metavar="NAME", help="a variant that must be caught")
     parser.add_argument("--stdin", action="store_true", help="first: a command a line, as JSON")
@@ -98,11 +103,12 @@ def command(words: Sequence[str], directory: Path, socket: str) -> int:
         seeds = range(asked.seed, asked.seed + 1)
     until_s = time.monotonic() + asked.minutes * MINUTE_S
     if asked.broken:
-        return search(asked.broken, seeds, until_s, directory, socket)
+        return search(asked.broken, seeds, until_s, asked.live_s, directory, socket)
     faults = None if asked.faults is None else frozenset(filter(None, asked.faults.split(",")))
     began_s = time.monotonic()
     verbs = None if asked.verbs is None else frozenset(filter(None, asked.verbs.split(",")))
-    ran = run(seeds, Asked(asked.kind, faults, until_s, asked.trace, verbs), directory, socket)
+    what = Asked(asked.kind, faults, until_s, asked.trace, verbs, asked.live_s)
+    ran = run(seeds, what, directory, socket)
     if isinstance(ran, str):
         print(ran)
         return 1
@@ -122,14 +128,17 @@ class Asked:
     until_s: float
     trace: bool = False
     verbs: frozenset[str] | None = None
+    live_s: float = LIVE_S
 
 
 def run(seeds: range, asked: Asked, directory: Path, socket: str) -> Counter[str] | str:
     """The sums of the runs; or what one broke, and how to see it again."""
     from tests.simulation.world import Workshop  # noqa: PLC0415 - imports toc
 
-    sums: Counter[str] = Counter()
     workshop = Workshop(directory, socket)
+    if len(seeds) <= BATCH:
+        return run_some(workshop, asked, seeds)
+    sums: Counter[str] = Counter()
     # A process for every few runs: engines and greenlets leave something behind.
     with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         work = partial(run_some, workshop, asked)
@@ -155,8 +164,9 @@ def run_some(workshop: Workshop, asked: Asked, seeds: range) -> Counter[str] | s
         trace = partial(print, flush=True) if asked.trace else None
         try:
             result = World(
-                seed, workshop, trace, kind=asked.kind, faults=asked.faults, verbs=asked.verbs
-            ).run()
+                seed, workshop, trace, kind=asked.kind, faults=asked.faults, verbs=asked.verbs,
+                live_s=asked.live_s,
+            ).run()  # fmt: skip
         except Exception as error:  # noqa: BLE001 - whatever it is, the seed is what matters
             if asked.trace:
                 traceback.print_exc()
@@ -172,12 +182,15 @@ def run_some(workshop: Workshop, asked: Asked, seeds: range) -> Counter[str] | s
 def again(seed: int, asked: Asked) -> str:
     words = ["python -m tests.simulation", f"--seed {seed} --trace"]
     words += [f"--kind {asked.kind}"] if asked.kind else []
+    words += [] if asked.live_s == LIVE_S else [f"--live-s {asked.live_s:g}"]
     for name, value in (("faults", asked.faults), ("verbs", asked.verbs)):
         words += [] if value is None else [f"--{name} {','.join(sorted(value)) or ','}"]
     return " ".join(words)
 
 
-def search(name: str, seeds: range, until_s: float, directory: Path, socket: str) -> int:
+def search(
+    name: str, seeds: range, until_s: float, live_s: float, directory: Path, socket: str
+) -> int:
     """Runs a broken variant until it breaks an invariant. 0: it did, and so was caught."""
     variant = variant_of(name)
     asked = Asked(
@@ -185,14 +198,41 @@ def search(name: str, seeds: range, until_s: float, directory: Path, socket: str
         frozenset(filter(None, variant.faults.split(","))),
         until_s,
         verbs=frozenset(filter(None, variant.verbs.split(","))),
+        live_s=live_s,
     )
-    with tempfile.TemporaryDirectory(dir=directory) as own:  # with databases of its own making
-        sys.path.insert(0, str(copy_with(variant, Path(own))))
-        ran = run(seeds, asked, Path(own), socket)
+    if WORLD not in sys.modules:
+        ran = run_copy(variant, seeds, asked, directory, socket)
+    else:
+        make_models(directory, socket)
+        if not break_imported_toc(variant):
+            print(
+                f"{name}: changes more than functions, so a process without toc must import a copy"
+            )
+            return 1
+        ran = run(seeds, asked, directory, socket)
     _, violation, broken = str(ran).partition(": Violation: ")
     caught = bool(violation) and broken.split(":")[0] in variant.breaks.split()
     print(f"{name}: {str(ran).splitlines()[0] if caught else f'NOT CAUGHT: {ran}'}")
     return 0 if caught else 1
+
+
+def run_copy(
+    variant: Variant, seeds: range, asked: Asked, directory: Path, socket: str
+) -> Counter[str] | str:
+    with tempfile.TemporaryDirectory(dir=directory) as own:  # with databases of its own making
+        sys.path.insert(0, str(copy_with(variant, Path(own))))
+        return run(seeds, asked, Path(own), socket)
+
+
+def make_models(directory: Path, socket: str) -> None:
+    """By toc as it is, and in another process: toc keeps statements that it has made once."""
+    from tests.simulation.world import Workshop  # noqa: PLC0415 - imports toc
+
+    workshop = Workshop(directory, socket)
+    if not workshop.has_all_models:
+        maker = get_context("fork").Process(target=workshop.make_all_models)
+        maker.start()
+        maker.join()
 
 
 @contextmanager

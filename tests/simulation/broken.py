@@ -77,7 +77,7 @@ VARIANTS = (
     Variant(
         "take-over-unguarded",
         (*replaced("take-over-seen", "$old[:1]"), *removed("take-over-lease")),
-        "I2 I3 I4 I5", 7, "freeze,kill,views",
+        "I2 I3 I4 I5", 8, "freeze,kill,views",
     ),
     Variant("lease-unread", replaced("lease-end", "c.due_time"), "I2 I5", 1, "slow,handlers"),
     Variant(

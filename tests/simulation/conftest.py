@@ -63,8 +63,8 @@ def simulate() -> Iterator[Simulator]:
 
 
 @pytest.fixture(scope="session")
-def simulate_broken() -> Iterator[Simulator]:
-    """Runs of variants: each imports a copy of its own."""
+def simulate_copy() -> Iterator[Simulator]:
+    """Runs of variants that change more than functions: each imports a copy of its own."""
     simulator = Simulator()
     yield simulator
     simulator.close()

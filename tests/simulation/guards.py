@@ -43,12 +43,19 @@ class Change:
 
     def apply(self, root: Path) -> None:
         """Changes the one file below `root` that has the mark. Raises GuardError."""
+        file = self.find_file(root)
+        file.write_text(self.change_text(file, file.read_text("utf-8")), "utf-8")
+
+    def find_file(self, root: Path) -> Path:
+        """The one file below `root` that has the mark. Raises GuardError."""
         files = [file for name, file in marks(root) if name == self.guard]
         if len(files) != 1:
             raise GuardError(f'guard "{self.guard}" is marked in {len(files)} places, not in 1')
-        text = files[0].read_text("utf-8")
-        make = self._in_lua if files[0].suffix == ".lua" else self._in_python
-        files[0].write_text(make(text), "utf-8")
+        return files[0]
+
+    def change_text(self, file: Path, text: str) -> str:
+        """The changed text of the file that has the mark. Raises GuardError."""
+        return self._in_lua(text) if file.suffix == ".lua" else self._in_python(text)
 
     def _line(self, text: str) -> int:
         names = [MARK.search(line) for line in text.splitlines()]

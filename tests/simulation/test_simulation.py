@@ -23,7 +23,7 @@ FAILED_ONCE = {
 """Runs by what they broke. Where a change of the draws has made another run of one, the bug's guard
 stays in broken.py, or has a test of its own."""
 
-AGAIN = 5
+AGAIN = 2
 PARTS = max(5, SEEDS // 25)
 MINUTES_MAX = 12.0
 
@@ -60,13 +60,21 @@ def test_one_seed_is_one_run(simulate: Simulator) -> None:
 
 def test_what_ran_before_does_not_matter(simulate: Simulator) -> None:
     """A seed that broke something in a long row of runs does so alone."""
-    alone = [digest_of(simulate("--seed", str(seed))) for seed in (21, 22, 23)]
-    assert digest_of(simulate("--seeds", "21-23")) == sum(alone)
+    alone = [digest_of(simulate("--seed", str(seed))) for seed in (21, 22)]
+    assert digest_of(simulate("--seeds", "21-22")) == sum(alone)
 
 
 def test_a_seed_is_told_step_by_step(simulate: Simulator) -> None:
     told = simulate("--seed", "7", "--trace").said
     assert told.count("\n") > 50, told
+
+
+def limit_of_life(kind: str, verbs: str) -> tuple[str, ...]:
+    """How long a job that a broken variant has forgotten is waited for.
+
+    Poison runs again after minutes, and a schedule without a keeper ends late.
+    """
+    return () if SEARCH or kind == "poison" or "alone" in verbs else ("--live-s", "120")
 
 
 @pytest.mark.parametrize(
@@ -79,22 +87,30 @@ def test_whole_it_breaks_nothing_where_the_variants_are_caught(
     """The run that catches a variant differs from this one in the guard alone."""
     same = (kind, faults, verbs)
     alike = [each for each in VARIANTS if (each.kind, each.faults, each.verbs) == same]
+    words = ("--kind", kind, "--faults", faults or ",", "--verbs", verbs or ",")
     for seed in sorted({variant.seed for variant in alike}):
-        seeds = CONTROLS if SEARCH else f"{seed}-{seed}"
-        words = ("--kind", kind, "--faults", faults or ",", "--verbs", verbs or ",")
-        ran = simulate(*words, "--seeds", seeds)
+        ran = simulate(
+            *words, *limit_of_life(kind, verbs), "--seeds", CONTROLS if SEARCH else f"{seed}-{seed}"
+        )
         assert ran.status == 0, ran.said
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_broken_variant_is_caught(
-    simulate_broken: Simulator, variant: Variant, request: pytest.FixtureRequest
+    simulate: Simulator,
+    simulate_copy: Simulator,
+    variant: Variant,
+    request: pytest.FixtureRequest,
 ) -> None:
     """By the run that is known to catch it. Where the draws have changed, that is another run: then by a search."""
-    words = ("--broken", variant.name, "--minutes", "5")
-    is_known = simulate_broken(*words, "--seeds", f"{variant.seed}-{variant.seed}").status == 0
+
+    limit = limit_of_life(variant.kind, variant.verbs)
+    words = ("--broken", variant.name, *limit, "--minutes", "5", "--seeds")
+    known = (*words, f"{variant.seed}-{variant.seed}")
+    # A copy too: what toc has made while it was imported, a change of its functions does not change.
+    is_known = simulate(*known).status == 0 or simulate_copy(*known).status == 0
     if SEARCH or not is_known:
-        ran = simulate_broken(*words, "--seeds", BROKEN_SEEDS)
+        ran = simulate_copy(*words, BROKEN_SEEDS)
         # On a slow machine the minutes may end before the search gets to the known seed.
         assert ran.status == 0 or is_known, ran.said
         if ran.status:

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.simulation import LIVE_S
 from tests.simulation.install import installed
 from tests.simulation.kernel import Gone, Kernel, Process, TooLong
 from tests.simulation.oracle import Oracle, Run, Terms, Violation
@@ -46,7 +47,6 @@ from toc.store.schema import job_table_name
 from toc.timer.redis_keys import store_queue_key
 
 FOREVER = math.inf
-LIVE_S = 600.0  # virtual; so long after the last fault everything must have ended
 MARGIN_S, LEASE_S = 1.0, 4.0
 CALM_LATE_S = 9.0
 # Members that no process stands behind: most shards have two of them as owner and deputy.
@@ -197,9 +197,20 @@ class Workshop:
     def __init__(self, directory: Path, socket: str) -> None:
         self.directory, self.socket = directory, socket
 
+    @property
+    def has_all_models(self) -> bool:
+        return all(self._model_directory(*shape).is_dir() for shape in SHAPES)
+
+    def make_all_models(self) -> None:
+        for shape in SHAPES:
+            self._models(*shape)
+
+    def _model_directory(self, databases: int, shards: int) -> Path:
+        return self.directory / f"model-{databases}-{shards}"
+
     def _models(self, databases: int, shards: int) -> list[Path]:
         """Made when they are needed first, and kept in the directory for all processes to come."""
-        kept = self.directory / f"model-{databases}-{shards}"
+        kept = self._model_directory(databases, shards)
         if not kept.is_dir():
             with TemporaryDirectory(dir=self.directory) as making:
                 models = Path(making) / "models"
@@ -260,8 +271,10 @@ class World:
         kind: str = "",
         faults: frozenset[str] | None = None,
         verbs: frozenset[str] | None = None,
+        live_s: float = LIVE_S,
     ) -> None:
         self.seed = seed
+        self._live_s = live_s
         self.rng = random.Random(seed)
         plan = Plan.draw(random.Random(self.rng.getrandbits(64)), kind, faults)
         self.plan = with_verbs(plan, seed, verbs, is_drawn=not kind and faults is None)
@@ -326,7 +339,7 @@ class World:
                     self.verbs.start()
                 if not self.kernel.run(self._is_over, 3600):
                     raise Violation("I1", "clients do not come to an end")
-                alive = self.kernel.run(self._have_all_ended, LIVE_S)
+                alive = self.kernel.run(self._have_all_ended, self._live_s)
                 self.oracle.check_end(map(str, self.paths))
                 if self.verbs is not None:
                     self.verbs.check_end()

@@ -10,9 +10,10 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import Select, Table, and_, func, or_, select
 
 from toc.domain.argument_checks import check_actor, check_biz_type, check_reason
 from toc.domain.declared_type import DeclaredType
@@ -20,6 +21,7 @@ from toc.domain.type_fields import TypeInfo
 from toc.errors import InvalidInput, NotFound
 from toc.store.biz_types import BizTypeCache
 from toc.store.databases import Database, Databases
+from toc.store.schema import DATABASES_CACHED
 from toc.store.versioned_copies import (
     CHANGE_TRIES_MAX,
     HISTORY_MAX,
@@ -307,13 +309,17 @@ def delete_old_versions(database: Database, before_ms: int, limit: int) -> int:
 
 def _select_newest_keys(database: Database) -> dict[str, tuple[int, str]]:
     """The version and change_id of the newest row of each type in a database."""
-    table = database.declared_type
+    query = _newest_keys_query(database.declared_type)
+    return {name: (version, change_id) for name, version, change_id in database.select(query)}
+
+
+@lru_cache(maxsize=DATABASES_CACHED)  # every node reads the keys again and again
+def _newest_keys_query(table: Table) -> Select[Any]:
     newest = select(table.c.name, func.max(table.c.version).label("v")).group_by(table.c.name)
     found = newest.subquery()
-    query = select(table.c.name, table.c.version, table.c.change_id).join(
+    return select(table.c.name, table.c.version, table.c.change_id).join(
         found, and_(table.c.name == found.c.name, table.c.version == found.c.v)
     )
-    return {name: (version, change_id) for name, version, change_id in database.select(query)}
 
 
 def _select_versions(database: Database, wanted: Mapping[str, int]) -> list[TypeVersion]:
@@ -325,6 +331,7 @@ def _select_versions(database: Database, wanted: Mapping[str, int]) -> list[Type
         some = names[start : start + NAMES_AT_ONCE]
         condition = or_(*(and_(table.name == n, table.version == wanted[n]) for n in some))
         rows += map(
-            TypeVersion.from_row, database.select(COPIES.select_rows(database).where(condition))
+            TypeVersion.from_row,
+            database.select(COPIES.select_rows(database.declared_type).where(condition)),
         )
     return rows

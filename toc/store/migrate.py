@@ -87,6 +87,7 @@ class MigrationResult:
 # ---- what this release brings
 
 
+@functools.cache
 def _migrations_directory() -> Path:
     package = Path(__file__).resolve().parent.parent
     packaged = package / "_migrations"  # in an installed wheel

@@ -10,14 +10,16 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import Select, Table, and_, func, or_, select, update
 
 from toc.domain.argument_checks import check_actor, check_reason
 from toc.domain.pauses import JOB_PREFIX, PASS_MS, Pause, Phase
 from toc.errors import InvalidInput, NotFound, StatementFailed, StoreUnavailable
 from toc.store.databases import Database, Databases
+from toc.store.schema import DATABASES_CACHED
 from toc.store.versioned_copies import (
     CHANGE_TRIES_MAX,
     VersionedCopies,
@@ -297,14 +299,18 @@ def _parse_rows(rows: Iterable[PauseRow]) -> dict[str, KnownPause]:
 
 def _select_newest(database: Database) -> dict[str, PauseRow]:
     """The newest row of each target in a database."""
-    table = database.pause
+    query = _newest_query(database.pause)
+    return {row.target: row for row in map(PauseRow.from_row, database.select(query))}
+
+
+@lru_cache(maxsize=DATABASES_CACHED)  # every node reads the pauses twice a second
+def _newest_query(table: Table) -> Select[Any]:
     newest = (
         select(table.c.target, func.max(table.c.version).label("v"))
         .where(table.c.target.not_like(f"{JOB_PREFIX}%"))
         .group_by(table.c.target)
     )
     found = newest.subquery()
-    query = COPIES.select_rows(database).join(
+    return COPIES.select_rows(table).join(
         found, and_(table.c.target == found.c.target, table.c.version == found.c.v)
     )
-    return {row.target: row for row in map(PauseRow.from_row, database.select(query))}

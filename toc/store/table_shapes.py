@@ -19,6 +19,8 @@ INVISIBLE = " invisible"  # ends the description of an index that the optimizer 
 UNKNOWN = "?"
 """The tables of a view whose SELECT the account may not see."""
 
+TEXTS_CACHED = 256
+
 _RAW = {"no_parameters": True}
 
 
@@ -61,8 +63,28 @@ def read_shapes(connection: Connection, *, sqlite: bool) -> Shapes:
 
 def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> TableShape:
     """The shape that a CREATE TABLE makes, and SQLite's CREATE INDEX statements after it."""
-    shape = TableShape(engine="" if sqlite else _first_match_group(r"ENGINE\s*=\s*(\w+)", sql))
-    for item in _split_table_items(sql[sql.index("(") + 1 : sql.rindex(")")]):
+    items = _parse_table_items(sql[sql.index("(") + 1 : sql.rindex(")")])
+    shape = TableShape(
+        dict(items.columns),
+        dict(items.indexes),
+        dict(items.definitions),
+        engine="" if sqlite else _first_match_group(r"ENGINE\s*=\s*(\w+)", sql),
+    )
+    for statement in indexes:
+        made = re.search(
+            r"CREATE (UNIQUE )?INDEX (?:IF NOT EXISTS )?(\w+) ON \w+ \((.*)\)", statement
+        )
+        if made is None:
+            raise ValueError(f"not the text of an index: {statement}")
+        shape.indexes[made[2]] = describe_index(made[3].split(","), unique=bool(made[1]))
+    return shape
+
+
+@functools.lru_cache(maxsize=TEXTS_CACHED)  # the tables of all shards have the same texts
+def _parse_table_items(body: str) -> TableShape:
+    """The columns and indexes that stand between the brackets of a CREATE TABLE. Do not change the shape."""
+    shape = TableShape()
+    for item in _split_table_items(body):
         index = re.match(r"(PRIMARY KEY|UNIQUE KEY|KEY)\s*(\w*)\s*\((.*)\)", item)
         if index:
             name = index[2] or PRIMARY
@@ -76,13 +98,6 @@ def parse_table(sql: str, indexes: Iterable[str] = (), *, sqlite: bool) -> Table
             shape.indexes[PRIMARY] = describe_index([name], unique=True)
         elif re.search(r"\bUNIQUE\b", definition):  # SQLite only numbers the index
             shape.indexes[f"unique_{name}"] = describe_index([name], unique=True)
-    for statement in indexes:
-        made = re.search(
-            r"CREATE (UNIQUE )?INDEX (?:IF NOT EXISTS )?(\w+) ON \w+ \((.*)\)", statement
-        )
-        if made is None:
-            raise ValueError(f"not the text of an index: {statement}")
-        shape.indexes[made[2]] = describe_index(made[3].split(","), unique=bool(made[1]))
     return shape
 
 
@@ -97,7 +112,7 @@ def make_view_shape(columns: Iterable[str], select: str, security: str = "INVOKE
     )
 
 
-@functools.cache  # the tables of all shards have the same texts
+@functools.cache
 def parse_column(definition: str) -> str:
     """The description of a column from its definition in a CREATE TABLE, without its name."""
     default = re.search(r"DEFAULT\s+(\((?:[^()]|\([^()]*\))*\)|\S+)", definition)

@@ -127,7 +127,7 @@ class VersionedCopies(Generic[Row]):
         answers = 0
         for database in databases:
             table = self._table_of(database)
-            query = self.select_rows(database).where(self._key(table) == key)
+            query = self.select_rows(table).where(self._key(table) == key)
             try:
                 rows = database.select(query.order_by(table.c.version.desc()).limit(limit))
             except StoreUnavailable as error:
@@ -171,9 +171,8 @@ class VersionedCopies(Generic[Row]):
             )
         return len(rows)
 
-    def select_rows(self, database: Database) -> Select[Any]:
+    def select_rows(self, table: Table) -> Select[Any]:
         """A query of whole rows, as `make_row` takes them."""
-        table = self._table_of(database)
         return select(*(table.c[column] for column in (*self._columns, "account")))
 
     def _key(self, table: FromClause) -> ColumnElement[Any]:
