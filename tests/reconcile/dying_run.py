@@ -1,18 +1,14 @@
-"""`toc reconcile --repair` in a process that is killed in a phase: the first argument, 'none' for no phase.
-
-The second argument is Spark's master, or 'none'. The third says what is killed: 'driver' is this process;
-'executors' are those of this process's application, while one of them waits for a lock.
-"""
+"""`toc reconcile --repair` in a process that is killed in a phase, or whose executors are."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +22,6 @@ from toc.reconcile.report import report
 from toc.runtime.clock import SystemClock
 from toc.runtime.settings import Settings, load_settings
 
-PHASE, MASTER, WHOM = sys.argv[1:4]
 WAITING = (
     "SELECT COUNT(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
 )
@@ -45,7 +40,7 @@ class DyingClock(SystemClock):
     def sleep_s(self, duration_s: float) -> None:
         if threading.current_thread() is threading.main_thread():
             self.graces += 1
-            if PHASE == "grace" and self.graces == 2:
+            if self.graces == 2:
                 die()
         super().sleep_s(duration_s)
 
@@ -73,37 +68,42 @@ class ExecutorKiller:
             holder.execute(text("UNLOCK TABLES"))
 
 
-def main() -> None:
+def main(
+    variables: Mapping[str, str], answer_file: Path, phase: str, master: str, killed: str
+) -> None:
+    """Writes the answer into a file, unless it is killed.
+
+    variables: the settings. phase: 'none' for no phase. master: Spark's, or 'none'. killed: 'driver' is this
+    process; 'executors' are those of this process's application, while one of them waits for a lock.
+    """
+    for name in list(os.environ):
+        if name.startswith(("PYSPARK", "SPARK")):
+            del os.environ[name]
+    os.environ.update(variables)
     reconciliation.REPAIRED_AT_ONCE = 10
-    if MASTER == "none":  # on Spark, each wave takes seconds
+    if master == "none":  # on Spark, each wave takes seconds
         reconciliation.WAVE_SHARDS = 2
     settings, calls = load_settings(), Counter[str]()
     killer: list[ExecutorKiller] = []
 
-    def on_progress(phase: str, done: int, of: int) -> None:
-        name = phase.partition(",")[0]
-        calls[name] += done > 0 or MASTER != "none"
-        if name != PHASE:
+    def on_progress(text: str, done: int, of: int) -> None:
+        name = text.partition(",")[0]
+        calls[name] += done > 0 or master != "none"
+        if name != phase:
             return
-        if WHOM == "driver" and calls[name] == (5 if MASTER == "none" else 1):
+        if killed == "driver" and calls[name] == (5 if master == "none" else 1):
             die()
-        if WHOM == "executors" and not killer:
+        if killed == "executors" and not killer:
             killer.append(ExecutorKiller(settings, session.sparkContext.applicationId))
             threading.Thread(target=killer[0].run).start()
             killer[0].locked.wait()
 
-    if PHASE == "report":
+    if phase == "report":
         report._rename_draft = lambda *_: die()  # type: ignore[assignment]
     report.check_report_directory(settings)
-    with open_session_unless_none(settings, MASTER) as session:
-        outcome, where = run_reconciliation(
-            settings, session, DyingClock(), on_progress, repair=True
-        )
+    clock = DyingClock() if phase == "grace" else SystemClock()
+    with open_session_unless_none(settings, master) as session:
+        outcome, where = run_reconciliation(settings, session, clock, on_progress, repair=True)
     answer: dict[str, Any] = report.result_as_json(outcome, where)
-    sys.stdout.write(
-        json.dumps(answer | {"calls": calls, "killed": killer[0].killed if killer else 0}) + "\n"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    answer |= {"calls": calls, "killed": killer[0].killed if killer else 0}
+    answer_file.write_text(json.dumps(answer))

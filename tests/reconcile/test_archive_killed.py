@@ -14,6 +14,8 @@ import pytest
 
 from tests.contract.library import Library
 from tests.deep import deep
+from tests.forks import run_forked
+from tests.reconcile import dying_archive
 from tests.worker.waiting import wait_until
 from toc.reconcile import archive
 from toc.reconcile.archive_tables import MARKS
@@ -27,47 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it starts Java twic
 
 DAY_S = 86_400
 JOBS = 2000
-ARCHIVE = """
-import json, os, signal, sys
-from contextlib import nullcontext
-from toc.reconcile import archive
-from toc.reconcile.archive import archive_due_rows
-from toc.reconcile.archive_commits import ArchiveTable
-from toc.reconcile.spark import open_spark_session
-from toc.runtime.clock import SystemClock
-from toc.runtime.settings import load_settings
-from toc.store import archive_status
-
-settings, master, step, call, table = json.loads(sys.argv[1])
-archive.ARCHIVES = [one for one in archive.ARCHIVES if one.spec.name == table]
-if step:
-    owner = {"run_work": archive, "advance_archived_until": archive_status}.get(step, ArchiveTable)
-    real, calls = getattr(owner, step), []
-
-    def kill_at(*args):
-        calls.append(step)
-        if len(calls) > call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args)
-
-    setattr(owner, step, kill_at)
-settings = load_settings(**settings)
-with open_spark_session(settings, master) if master else nullcontext() as spark:
-    result = archive_due_rows(spark, settings, SystemClock(), print)
-sys.exit(not result.is_good)
-"""
-
-
-def command(
-    tmp_path: Path,
-    library: Library,
-    table: str,
-    master: str = "",
-    step: str = "",
-    call: int = 0,
-) -> list[str]:
-    settings = settings_of(tmp_path, library)
-    return [sys.executable, "-c", ARCHIVE, json.dumps([settings, master, step, call, table])]
+ROOT = Path(__file__).parents[2]
 
 
 def settings_of(tmp_path: Path, library: Library) -> dict[str, Any]:
@@ -114,9 +76,8 @@ def test_killed_at_each_step(
 ) -> None:
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = many(library, 0)
-    killing = command(tmp_path, library, table, "", step, call)
-    killed = subprocess.run(killing, check=False, timeout=280)
-    assert killed.returncode == -signal.SIGKILL
+    killed = run_forked(dying_archive.main, settings_of(tmp_path, library), "", step, call, table)
+    assert killed == -signal.SIGKILL
     assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
     committed = sorted(jobs) if step == "advance_archived_until" else []
     assert archived_ids(tmp_path, table) == committed
@@ -138,8 +99,9 @@ def test_killed_while_executors_write(tmp_path: Path, table: str) -> None:
     pytest.importorskip("pyspark")
     library = Library([f"sqlite:///{tmp_path}/toc.db"])
     jobs = [job for n in range(JOBS // 100) for job in many(library, n)]
-    run = command(tmp_path, library, table, "local[2]")
-    process = subprocess.Popen(run, start_new_session=True)
+    given = json.dumps([settings_of(tmp_path, library), "local[2]", "", 0, table])
+    run = [sys.executable, "-m", dying_archive.__name__, given]
+    process = subprocess.Popen(run, start_new_session=True, cwd=ROOT)
     try:
         # The commit by which the run has begun; then it reads ten rows at a time: there is time to kill it.
         begun = tmp_path / f"archive/{table}/_delta_log/00000000000000000002.json"
@@ -150,7 +112,7 @@ def test_killed_while_executors_write(tmp_path: Path, table: str) -> None:
     assert read_archive_status(library.databases[0], MARKS[table]) == first_mark(table)
     assert archived_ids(tmp_path, table) == []
 
-    subprocess.run(run, check=True, timeout=280)
+    subprocess.run(run, check=True, timeout=280, cwd=ROOT)
     assert archived_ids(tmp_path, table) == sorted(jobs)
     library.close()
 

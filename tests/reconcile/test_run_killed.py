@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-import toc
 from tests.deep import deep
+from tests.forks import run_forked
+from tests.reconcile import dying_run
 from tests.reconcile.test_run import SHARDS, Damaged, own_redis_url
 from tests.servers import Server
 from tests.servers.spark import SparkCluster
@@ -48,19 +46,19 @@ class KilledRuns:
         )
         self.damaged = Damaged(self.settings)
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, phase: str, master: str, killed: str) -> int:
+        """The exit code of a process that reconciles; see dying_run.py."""
         variables = {
             "TOC_DATABASES": self.settings.databases[0],
             "TOC_REDIS_URL": self.settings.redis_url,
             "TOC_SHARDS": str(SHARDS),
             "TOC_RECONCILE": json.dumps(self.reconcile),
-            "PYTHONPATH": str(Path(toc.__file__).parent.parent),
         }
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK"))}
-        return subprocess.run(
-            [sys.executable, "-m", "tests.reconcile.dying_run", *arguments],
-            env=kept | variables, capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
-        )  # fmt: skip
+        given = (variables, self.directory / "answer.json", phase, master, killed)
+        return run_forked(dying_run.main, *given, timeout_s=RUN_S_MAX)
+
+    def answer(self) -> Any:
+        return json.loads((self.directory / "answer.json").read_text())
 
     def check_report(self, answer: dict[str, Any]) -> None:
         """Each finding is reported once, and repaired; then nothing is left."""
@@ -93,11 +91,9 @@ def test_the_next_run_goes_on(
     request: pytest.FixtureRequest,
 ) -> None:
     runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], {})
-    killed = runs.run(phase, master, "driver")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = runs.run("none", "none", "nobody")
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    assert runs.run(phase, master, "driver") == -signal.SIGKILL
+    assert runs.run("none", "none", "nobody") == 0
+    answer = runs.answer()
     shards = [shard for part in answer["taken_up"] for shard in part["shards"]]
     assert len(shards) == len(set(shards)) == taken_up
     # What the first run has finished is not done again.
@@ -119,8 +115,7 @@ def test_executors_are_killed(
 ) -> None:
     """Spark does their tasks again on others, and the run finds, repairs and reports all."""
     runs = KilledRuns(tmp_path, mysql_database, own_redis_url[1], cluster.driver_properties())
-    done = runs.run(phase, cluster.url, "executors")
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
+    assert runs.run(phase, cluster.url, "executors") == 0
+    answer = runs.answer()
     assert answer["killed"] >= 1
     runs.check_report(answer)
