@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -18,6 +19,7 @@ from tests.contract.ended_rows import write
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.deep import deep
+from tests.forks import run_forked
 from tests.reconcile.analysis_place import (
     CLOSE,
     DAY_S,
@@ -31,6 +33,7 @@ from tests.reconcile.analysis_place import (
     wanted_lateness,
     wanted_volume,
 )
+from toc.reconcile import delta_tables
 from toc.reconcile.delta_tables import replace_days
 from toc.reconcile.tables import day_filler
 from toc.reconcile.tables.counts import SCHEMA, TooManyGroups, merge_pages
@@ -373,31 +376,22 @@ def test_two_nights_at_once_leave_each_day_once(small: Place) -> None:
     assert sum(row["scheduled"] for row in small.rows("volume")) == 20
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import tests.reconcile.analysis_place as places
-from tests.contract.library import Library
-from toc.reconcile import delta_tables
+def fill_and_die(url: str, directory: Path, now_ms: int, calls: int, when: str) -> None:
+    """Dies before, or after, one of the commits: three tables, the checks twice, the forecast."""
+    library = Library([url])
+    library.clock.advance((now_ms - library.now_ms) / 1000)
+    real, left = delta_tables._replace_rows, [calls]
 
-url, directory, now_ms, calls, when = sys.argv[1:]
-library = Library([url])
-library.clock.advance((int(now_ms) - library.now_ms) / 1000)
-real, left = delta_tables._replace_rows, [int(calls)]
+    def replace_rows(*given: Any) -> None:
+        left[0] -= 1
+        if not left[0] and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*given)
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def killed(*given):
-    left[0] -= 1
-    if not left[0] and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(*given)
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-delta_tables._replace_rows = killed
-place = places.Place(library, None, Path(directory))
-sys.exit(not place.run().is_good)
-"""
-"""Kills itself before, or after, one of the commits: three tables, the checks twice, the forecast."""
+    delta_tables._replace_rows = replace_rows
+    sys.exit(not Place(library, None, directory).run().is_good)
 
 
 @pytest.mark.parametrize(
@@ -421,9 +415,8 @@ def test_killed_at_any_commit_the_next_night_is_whole(tmp_path: Path, when: str,
     jobs = draw_jobs(base_ms, 200, [CLOSE, REPORT])
     place.store(jobs)
     library.clock.advance(3 * DAY_S + OVER_S)
-    given = [url, str(place.directory), str(library.now_ms), str(call), when]
-    run = subprocess.run([sys.executable, "-c", KILLED, *given], timeout=100, check=False)
-    assert run.returncode == -9
+    killed = run_forked(fill_and_die, url, place.directory, library.now_ms, call, when)
+    assert killed == -signal.SIGKILL
     assert place.run().is_good
     window = base_ms, base_ms + 3 * DAY_MS
     assert sorted_rows(place.rows("lateness")) == sorted_rows(wanted_lateness(jobs, *window))

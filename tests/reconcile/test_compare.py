@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.engines import library_on
 from tests.contract.library import LEASE_MS, Library
+from tests.deep import deep
 from tests.integration.world import HORIZON_MS, NEAR_MS, World
 from tests.servers.endpoint import Endpoint
 from toc.domain.disagreements import Disagreement as D  # noqa: N817 - it stands in every line
@@ -129,7 +130,7 @@ def mixture(world: World) -> list[int]:
 # ---- what is legal
 
 
-@pytest.mark.parametrize("page", [1, 2, 3, 50_000])
+@pytest.mark.parametrize("page", [1, pytest.param(2, marks=deep), 3, 50_000])
 def test_a_healthy_system_has_none(world: World, page: int) -> None:
     mixture(world)
     for loader in (world.loader(), world.loader("vip")):
@@ -236,7 +237,7 @@ def test_each_kind_is_found_among_others(world: World, page: int) -> None:
     assert {k: sorted(v) for k, v in seen.items()} == expected
 
 
-@pytest.mark.parametrize("rows", [1, 4, 30])
+@pytest.mark.parametrize("rows", [1, 4, pytest.param(30, marks=deep)])
 def test_in_parts_the_result_is_that_of_the_whole_shard(world: World, rows: int) -> None:
     damage_of_each_kind(world)
     one = compare(world, page=3)
