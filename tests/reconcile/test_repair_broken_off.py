@@ -81,8 +81,10 @@ def next_night(town: Town) -> None:
         town.finding(kinds[row["status"]], row["job_id"], shard=row["shard"]) for row in rows
     ]
     for row in rows:
+        at_home = town.finding(K.TWO_SLOTS, row["job_id"])
         for slot in set(range(4)) - {town.home(row["job_id"])[1]}:
-            findings.append(town.finding(K.TWO_SLOTS, row["job_id"], ("default", slot)))
+            armed_ms, out_ms = town.slots.find_reminder("default", slot, row["job_id"])
+            findings.append(at_home._replace(slot=slot, armed_ms=armed_ms, out_ms=out_ms))
     town.mend(*findings)
 
 
