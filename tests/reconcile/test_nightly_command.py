@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cli.conftest import Toc, no_settings, redis, servers, toc
+from tests.servers.spark import QUICK_JAVA
 from toc.cli import nightly as module
 from toc.cli.nightly import _exit_code_severity
 from toc.errors import SettingsError
@@ -50,7 +51,12 @@ def test_a_node_s_nightly_run_does_all_of_it(monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("pyspark")
     monkeypatch.setenv("TOC_RECONCILE__NIGHTLY", "02:30")
     monkeypatch.setenv("TOC_RECONCILE__ARCHIVE", "archive")
-    monkeypatch.setenv("TOC_RECONCILE__SPARK", json.dumps({"spark.master": "local[2]"}))
+    properties = {
+        "spark.master": "local[2]",
+        "spark.driver.extraJavaOptions": " ".join(QUICK_JAVA),
+        "spark.sql.shuffle.partitions": "1",  # of 8, almost all would be empty
+    }
+    monkeypatch.setenv("TOC_RECONCILE__SPARK", json.dumps(properties))
     nightly = NightlyScheduler(load_settings(), lambda: True, SystemClock())
     nightly.run_if_leader()
     said = nightly.log_file.read_text()

@@ -1,6 +1,6 @@
-"""Processes that tests kill, forked from one that has imported toc: to import it takes a second.
+"""Functions that tests kill, each in a process forked from one that has imported toc: that takes a second.
 
-That one is a process of its own. A fork of the tests' process would lack the threads of its libraries.
+For commands there is tests/forked.py. A fork of the tests' own process would lack its libraries' threads.
 """
 
 from __future__ import annotations
