@@ -53,7 +53,7 @@ LATER = timedelta(days=1)
 
 
 def as_administrator(place: Place) -> Library:
-    return Library([place.url])
+    return Library([place.url], is_migrated=True)
 
 
 def new_type() -> str:
@@ -137,13 +137,13 @@ def operator(place: Place, url: str) -> None:
         shard = library.databases.routing.shard_of_hash(routing_bits_of(dead))
     finally:
         library.close()
-    library = Library([url])
+    library = Library([url], is_migrated=True)
     try:
         declare_types(library)
         pause_types(library)
     finally:
         library.close()
-    write_webhook(Library([url]))
+    write_webhook(Library([url], is_migrated=True))
     databases = Databases.from_settings(place.settings(url), SystemClock())
     try:
         repairs = RowDefects(databases, LEASE_MS_MAX, actor="operator")
@@ -159,7 +159,7 @@ def worker(place: Place, url: str) -> None:
     """Every statement that a worker and its nightly run make; a whole node is in test_roles."""
     run_jobs(place, url)
     row = write_webhook(as_administrator(place))
-    library = Library([url])
+    library = Library([url], is_migrated=True)
     try:
         gone = row._replace(version=row.version + 1, disabled_ms=library.now_ms)
         WebhookTable(library.databases, 100).disable_after_answer(gone, library.pending(), "worker")
@@ -182,7 +182,7 @@ def write_webhook(library: Library) -> WebhookRow:
 def run_jobs(place: Place, url: str) -> None:
     """What a process does that runs jobs."""
     client(place, url)
-    library = Library([url])
+    library = Library([url], is_migrated=True)
     try:
         fact = {f"topic.{secrets.token_hex(4)}.slot_amount": "1"}
         library.database_metadata.verify_and_record_meta(library.settings.facts | fact)
