@@ -39,7 +39,9 @@ def world_on(
         url = stack.enter_context(temporary_database(server))
         return make_url(url).database or ""
 
-    return server_world(server, name)
+    world = server_world(server, name)
+    stack.callback(world.close)
+    return world
 
 
 @pytest.fixture(scope="session", params=ENGINES)

@@ -15,7 +15,7 @@ from tests.admin.world import SHARDS, World, same_rows, sorted_rows
 from tests.deep import ALL
 from toc.store.views import COLUMNS
 
-PER_TEST = 12 if ALL else 4
+PER_TEST = 12 if ALL else 2
 """Random statements of each seed."""
 
 
@@ -41,7 +41,7 @@ def test_random_statements(world: World, seed: int) -> None:
         check(world, sql, world.truth(sql))
 
 
-COMPOSED = int(os.environ.get("TOC_TEST_STATEMENTS", "84" if ALL else "4"))
+COMPOSED = int(os.environ.get("TOC_TEST_STATEMENTS", "84" if ALL else "2"))
 """Statements of each of 12 seeds, on each engine."""
 FIRST_SEED = int(os.environ.get("TOC_TEST_FIRST_SEED", "0"))
 

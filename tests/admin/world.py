@@ -64,6 +64,7 @@ class World:
     settings: Settings
     truth_url: str
     clock: TestClock
+    _truth: Connection | None = None
 
     @property
     def sqlite(self) -> bool:
@@ -104,9 +105,15 @@ class World:
         """What one table answers: to the same text (MySQL, MariaDB), or to its translation."""
         if self.sqlite:
             return _truth_of_sqlite(make_url(self.truth_url).database or "", sql)
-        with create_engine(self.truth_url, poolclass=NullPool).connect() as connection:
-            prepare(connection)
-            return [tuple(row) for row in connection.exec_driver_sql(sql.replace("%", "%%"))]
+        if self._truth is None:
+            engine = create_engine(self.truth_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+            self._truth = engine.connect()
+            prepare(self._truth)
+        return [tuple(row) for row in self._truth.exec_driver_sql(sql.replace("%", "%%"))]
+
+    def close(self) -> None:
+        if self._truth is not None:
+            self._truth.close()
 
 
 def _truth_of_sqlite(path: str, sql: str) -> list[tuple[Any, ...]]:
@@ -327,6 +334,8 @@ def _world(urls: tuple[str, ...], truth_url: str) -> World:
 
 def same(ours: Any, truth: Any, *, nearly: bool = False) -> bool:
     """Whether two values are one. `nearly`: numbers to four digits, as far as MySQL computes an AVG."""
+    if type(ours) is type(truth) and ours == truth:
+        return True
     ours, truth = _plain(ours), _plain(truth)
     if isinstance(ours, (int, float, Decimal)) and isinstance(truth, (int, float, Decimal)):
         if nearly:

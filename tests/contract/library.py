@@ -47,13 +47,17 @@ class Row(NamedTuple):
 class Library:
     """Migrated databases with `SHARDS` shards, a clock that stands still, and the store's verbs.
 
-    `packets`: whether several statements may go in one (on SQLite they never do).
+    `packets`: whether several statements may go in one (on SQLite they never do). `is_migrated`: the
+    databases are migrated already, which need not be found out again.
     """
 
-    def __init__(self, urls: Sequence[str], *, packets: bool = True) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, packets: bool = True, is_migrated: bool = False
+    ) -> None:
         self._packets = packets
         self.settings = Settings(databases=tuple(urls), shards=SHARDS, redis_url="none")
-        migrate.upgrade(self.settings)
+        if not is_migrated:
+            migrate.upgrade(self.settings)
         self.clock = TestClock()
         self.connect()
 

@@ -39,6 +39,12 @@ class MassWorld:
         self.settings, self.servers = settings, servers
         self.center = TimeoutCenter(settings)
         self.token = self.make_token()
+        self._clients = [open_client(server.url, self.token) for server in servers]
+
+    def close(self) -> None:
+        self.center.close()
+        for client in self._clients:
+            client.close()
 
     def make_token(self, **terms: Any) -> str:
         token = make_token(self.settings, **terms)
@@ -147,8 +153,7 @@ class MassWorld:
         return found
 
     def show(self, change_id: str, replica: int = 0) -> dict[str, Any]:
-        with self.client(replica) as client:
-            answer = client.get(f"/v1/mass_changes/{change_id}")
+        answer = self._clients[replica].get(f"/v1/mass_changes/{change_id}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
@@ -195,5 +200,5 @@ def open_mass_world(server: Any) -> Iterator[MassWorld]:
             each.start()
             stack.callback(each.stop)
         world = MassWorld(settings, servers)
-        stack.callback(world.center.close)
+        stack.callback(world.close)
         yield world

@@ -1,7 +1,8 @@
-"""Plain `alembic`, as a process in the checkout: it does what `toc migrate` does."""
+"""Plain `alembic` in the checkout does what `toc migrate` does."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic.config import CommandLine, Config
 
 from tests.cli.processes import clean_environment
 from tests.migration.conftest import VIEWS, dump, engine_of, run, settings_of, tables, views
@@ -19,21 +21,52 @@ ROOT = Path(__file__).parents[2]
 Alembic = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def settings(urls: str) -> dict[str, str]:
+    return {"TOC_DATABASES": urls, "TOC_SHARDS": "2", "TOC_REDIS_URL": "none"}
+
+
 @pytest.fixture
-def alembic(url: str) -> Alembic:
-    def call(*arguments: str, urls: str = url) -> subprocess.CompletedProcess[str]:
-        settings = {"TOC_DATABASES": urls, "TOC_SHARDS": "2", "TOC_REDIS_URL": "none"}
+def alembic_process(url: str) -> Alembic:
+    """`alembic` as a process in the checkout."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         # The checkout's code, and not one that is installed.
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         return subprocess.run(
             [sys.executable, "-m", "alembic", *arguments],
             cwd=ROOT,
-            env=clean_environment() | settings | {"PYTHONPATH": paths},
+            env=clean_environment() | settings(url) | {"PYTHONPATH": paths},
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
+
+    return call
+
+
+@pytest.fixture
+def alembic(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Alembic:
+    """Its command line in this process, in the checkout: it imports toc and its drivers only once."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # `alembic` adds to it
+    for name in os.environ:
+        if name.startswith("TOC_"):
+            monkeypatch.delenv(name)
+
+    def call(*arguments: str, urls: str = url) -> subprocess.CompletedProcess[str]:
+        for name, value in settings(urls).items():
+            monkeypatch.setenv(name, value)
+        line, printed, code = CommandLine(), io.StringIO(), 0
+        options = line.parser.parse_args(arguments)
+        try:
+            line.run_cmd(Config("alembic.ini", cmd_opts=options, stdout=printed), options)
+        except SystemExit as refused:
+            code = int(refused.code or 0)
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, printed.getvalue() + out, err)
 
     return call
 
@@ -72,13 +105,13 @@ def test_its_sql_is_toc_s_script(alembic: Alembic, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_what_it_refuses_is_one_line(alembic: Alembic, url: str) -> None:
-    assert alembic("upgrade", "head").returncode == 0
+def test_as_a_process_what_it_refuses_is_one_line(alembic_process: Alembic, url: str) -> None:
+    assert alembic_process("upgrade", "head").returncode == 0
     run(
         url,
         "INSERT INTO toc_job_0001 (job_id, biz_id, type_no, action_time) VALUES (1, 1, 1, '2030-01-01')",
     )
-    refused = alembic("downgrade", "base")
+    refused = alembic_process("downgrade", "base")
     assert refused.returncode != 0
     assert "database 0, table toc_job_0001: the table holds jobs" in refused.stdout + refused.stderr
     assert "Traceback" not in refused.stderr

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-POLL_S = 0.01
+POLL_S, POLL_S_MAX = 0.01, 0.05
+"""Who has waited longer looks more rarely: most looks cost a statement, here and at the server."""
 DEADLINE_S = 40.0
 """On a busy machine. Less than the 60 s after which a loader reads again: it must not hide a lost wake-up."""
 
@@ -17,14 +18,15 @@ def wait_until(
     condition: Callable[[], T], what: str = "the condition", seconds: float = DEADLINE_S
 ) -> T:
     """Polls until `condition` is true; returns what it gave. Fails after `seconds`."""
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
     while True:
         found = condition()
         if found:
             return found
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - start
+        if waited_s > seconds:
             raise AssertionError(f"{what}: not within {seconds:g} s, last seen: {found!r}")
-        time.sleep(POLL_S)
+        time.sleep(min(max(POLL_S, waited_s / 10), POLL_S_MAX))
 
 
 def remains(condition: Callable[[], bool], seconds: float) -> bool:
