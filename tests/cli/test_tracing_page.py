@@ -76,7 +76,8 @@ def test_spans_metrics_and_log_lines_of_a_worker_have_the_same_ids(
         if way == "collector":
             url = stack.enter_context(start_collector(tmp_path / "collector", url)).url
         settings = servers | {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "shop"}
-        worker = start(settings, "worker", "--app", "shop", "--log-json")
+        # Not forked: OpenTelemetry reads the environment while it is imported.
+        worker = start(settings, "worker", "--app", "shop", "--log-json", forked=False)
         worker.says(" runs ")
         assert toc("schedule", 1, "0s", "--type", "order.start").code == 0
         worker.says("is dead")

@@ -45,7 +45,7 @@ class Reader:
         return answer.out
 
     def starts(self, words: list[str]) -> Process:
-        process = self._start({}, *words)
+        process = self._start({}, *words, forked=False)
         process.says("metrics and health on")
         return process
 
@@ -75,7 +75,9 @@ def test_the_tutorial(
     reader = Reader(toc, start)
 
     assert f"    {reader.runs('toc migrate')}" in text
-    doctor = start({}, *reader.next_words("toc doctor --app shop"))  # it imports shop.py
+    doctor = start(
+        {}, *reader.next_words("toc doctor --app shop"), forked=False
+    )  # it imports shop.py
     assert doctor.ended() == 0, doctor.err
     assert re.search(r"ok +handlers +registered +invoice.send, order.close", doctor.out)
     assert f"    {doctor.out.splitlines()[-1]}\n" in text

@@ -158,6 +158,7 @@ class Machine(RuleBasedStateMachine):
             "scanner": {"grace_s": 120, "tick_s": 30},
             "worker": {"concurrency": 32},
             "reconcile": {"watch_s": "none"},
+            "pauses": {"refresh_s": 0.8},  # nothing is paused
         }
         made = _settings(self.workshop.fresh((1, 4)), 4, changes)
         self._stack.enter_context(listening(self.kernel))
