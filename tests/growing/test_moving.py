@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.deep import deep
-from tests.growing.dying_mover import ROOT, mover_dies
+from tests.growing.dying_mover import mover_dies
 from tests.invariants.conftest import _started
+from tests.invariants.harness import ROOT
 from tests.reliability.conftest import MakeFleet, Report
 from tests.reliability.fleet import Account, Fleet, shard_of
 from tests.servers import Server, start_mysql_replica, start_mysql_source

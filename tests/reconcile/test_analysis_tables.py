@@ -19,6 +19,7 @@ from tests.contract.ended_rows import write
 from tests.contract.engines import library_on
 from tests.contract.library import Library
 from tests.deep import deep
+from tests.forked_functions import run_forked
 from tests.reconcile.analysis_place import (
     CLOSE,
     DAY_S,
@@ -32,7 +33,6 @@ from tests.reconcile.analysis_place import (
     wanted_lateness,
     wanted_volume,
 )
-from tests.reconcile.forked_functions import run_forked
 from toc.reconcile import delta_tables
 from toc.reconcile.delta_tables import replace_days
 from toc.reconcile.tables import day_filler

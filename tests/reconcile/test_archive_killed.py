@@ -14,8 +14,8 @@ import pytest
 
 from tests.contract.library import Library
 from tests.deep import deep
+from tests.forked_functions import run_forked
 from tests.reconcile import dying_archive
-from tests.reconcile.forked_functions import run_forked
 from tests.worker.waiting import wait_until
 from toc.reconcile import archive
 from toc.reconcile.archive_tables import MARKS

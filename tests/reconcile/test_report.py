@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.deep import ALL
-from tests.reconcile.forked_functions import run_forked
+from tests.forked_functions import run_forked
 from toc.domain.disagreements import Disagreement
 from toc.domain.ids import JOB_ID_MAX
 from toc.domain.times import EPOCH, datetime_of

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.deep import deep
+from tests.forked_functions import run_forked
 from tests.reconcile import dying_run
-from tests.reconcile.forked_functions import run_forked
 from tests.reconcile.test_run import SHARDS, Damaged, own_redis_url
 from tests.servers import Server
 from tests.servers.spark import SparkCluster

@@ -17,6 +17,7 @@ _context.set_forkserver_preload(
         "toc.cli.reconcile",
         "toc.reconcile.archive",
         "toc.reconcile.report.report",
+        "toc.store.database_mover",
         "toc.store.migrate",
         "toc.testing",
     ]
