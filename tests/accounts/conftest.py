@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.cli.conftest import no_settings, toc
-from tests.migration.conftest import run, scalar
+from tests.migration.conftest import run
 from tests.servers.endpoint import Endpoint
 from tests.servers.fixtures import _database as temporary_database
 from tests.servers.fixtures import redis_client
@@ -37,7 +37,6 @@ class Place:
         self.shards = shards
         self.url, self.redis_url, self.namespace = url, redis_url, namespace
         self.schema = str(make_url(url).database)
-        self.is_mariadb = "MariaDB" in scalar(url, "SELECT VERSION()")
         self._accounts: dict[str, str] = {}
         self._made: list[str] = []
 
@@ -48,8 +47,8 @@ class Place:
         self._made.append(account)
         made = list(grant_statements(ROLES[role], account, self.schema, range(self.shards)))
         assert " REQUIRE SSL" in made[0]
-        if self.is_mariadb:  # it has no TLS here; tests/contract/test_tls.py has servers that have
-            made[0] = made[0].replace(" REQUIRE SSL", "")
+        # The servers have no TLS here; tests/contract/test_tls.py has servers that have.
+        made[0] = made[0].replace(" REQUIRE SSL", "")
         run(self.url, *made, f"ALTER USER {account} IDENTIFIED BY '{PASSWORD}' ACCOUNT UNLOCK")
         url = make_url(self.url).set(username=user, password=PASSWORD)
         return url.render_as_string(hide_password=False)

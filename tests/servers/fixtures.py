@@ -45,6 +45,8 @@ QUICK = ("--innodb-flush-method=nosync", "--innodb-buffer-pool-size=128M")
 """Of servers that no test kills: nobody waits for the disk. A commit still writes, and all settings of
 durability are those of a server without it. Otherwise each new table waits several times. And little memory:
 each process of a run has servers of its own."""
+NO_TLS = ("--tls-version=",)
+"""To connect with TLS takes 4 ms of a processor more. tests/contract/test_tls.py has servers with TLS."""
 
 S = TypeVar("S", bound=Server | RedisCluster | ZooKeeperEnsemble)
 
@@ -80,7 +82,7 @@ def _served_here(start: Callable[[], S]) -> Iterator[S]:
 def mysql_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     """MySQL 9; `url` names no database."""
     directory = tmp_path_factory.mktemp("mysql")
-    with _served("mysql", lambda: start_mysql(directory, *QUICK)) as server:
+    with _served("mysql", lambda: start_mysql(directory, *QUICK, *NO_TLS)) as server:
         yield server
 
 
