@@ -68,6 +68,7 @@ def test_every_fault_once(tmp_path: Path) -> None:
     assert outcome.report.starts > 5000
 
 
+@deep
 def test_a_seed_on_mariadb(tmp_path: Path) -> None:
     outcome = run(tmp_path, SEED_MARIADB, MARIADB_S, LIGHT, mariadb=True)
     assert_holds(outcome)
