@@ -67,7 +67,7 @@ class NodeShare:
     ) -> bool:
         """Returns starts that were not used. False: no start of this partition is of this share.
 
-        `passed_ms`: for so long they were taken; what comes back is less by so much, as in limit_release.lua.
+        `passed_ms`: how long ago they were taken. By so much less comes back, as in limit_release.lua.
         """
         key = (biz_type, partition)
         if key not in self._full_ms:

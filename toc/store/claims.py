@@ -155,7 +155,7 @@ class Claims:
     def set_claimed_types(
         self, types: Iterable[int], held: Collection[int] = (), closed: Collection[int] = ()
     ) -> None:
-        """Sets the types whose rows are claimed from now on. New types take a few milliseconds.
+        """Sets the types whose rows are claimed from now on. A new set of types takes milliseconds.
 
         `held`: types that are claimed only if their ids were popped from their hold topic, or found by a
         scanner. `closed`: types of which no row is claimed now.
@@ -632,6 +632,12 @@ _RUNS_UNDER_SEEN = (
     c.claim_token == bindparam("seen"),
 )
 """Conditions: the row still runs under the token `seen`."""
+_RUNS_UNDER_TOKEN = (
+    c.job_id.in_(IDS),
+    c.status == int(Status.RUNNING),
+    c.claim_token == bindparam("token"),
+)
+"""Conditions: the row runs under the token `token`."""
 _BELIEVED_UNTIL = bindparam("lease_until", type_=DatetimeAsMillis())
 _LEASE_IS_OVER = (
     due_or_lease_end <= db_now(),
@@ -705,11 +711,7 @@ _SET: dict[OutcomeKind, list[tuple[Any, Any]]] = {
 _SETTLE = {kind: _settle_statement(kind, *values) for kind, values in _SET.items()}
 _UNDO_TAKE_OVER = (
     update(JOB)
-    .where(
-        c.job_id.in_(IDS),
-        c.status == int(Status.RUNNING),
-        c.claim_token == bindparam("token"),
-    )
+    .where(*_RUNS_UNDER_TOKEN)
     .values(
         claim_token=bindparam("seen"),
         attempts=c.attempts - 1,
@@ -726,13 +728,7 @@ _TAKE_OVER = (
     .values(**_claim_column_values())
 )
 _RENEW = (
-    update(JOB)
-    .where(
-        c.job_id.in_(IDS),
-        c.status == int(Status.RUNNING),
-        c.claim_token == bindparam("token"),
-    )
-    .values(lease_end_time=_LEASE_END, gmt_modified=db_now())
+    update(JOB).where(*_RUNS_UNDER_TOKEN).values(lease_end_time=_LEASE_END, gmt_modified=db_now())
 )
 _BURY_EXPIRED = (
     update(JOB)
@@ -762,9 +758,7 @@ _SELECT_SETTLED = _SELECT_PRESENT.where(
 _SELECT_CLAIMED = select(
     c.job_id, c.biz_id, c.type_no, c.action_time, c.attribute, c.lease_end_time, c.attempts,
     c.dedup_key, c.claim_time, c.biz_text, c.tenant, c.trace, c.priority,
-).where(
-    c.job_id.in_(IDS), c.status == int(Status.RUNNING), c.claim_token == bindparam("token")
-)  # fmt: skip
+).where(*_RUNS_UNDER_TOKEN)  # fmt: skip
 _SELECT_ROWS = select(*JOB_COLUMNS, and_(*_LEASE_IS_OVER)).where(c.job_id.in_(IDS))
 
 

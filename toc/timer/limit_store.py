@@ -56,10 +56,11 @@ class TakeAnswer(NamedTuple):
 
 
 class PartitionRelease(NamedTuple):
-    """`holders`: they do not hold any more. `unused`: how many starts of which take come back to the bucket.
+    """`holders`: they do not hold any more. `unused`: starts that come back to the bucket, in pairs: the
+    `at_ms` of their take, and how many.
 
-    A take is named by its `at_ms`: the later its starts come back, the less of them does. None: they come
-    back whole, and then more than the burst may start in a moment.
+    Starts that come back late come back in part, or not at all. `at_ms` None: they come back whole, and then
+    more than the burst may start in a moment.
     """
 
     partition: str
