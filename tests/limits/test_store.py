@@ -12,16 +12,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.deep import ALL
 from tests.limits.conftest import SETTLE_MS, LimitRig, MakeLimitRig
 from toc.domain.limit_terms import LimitTerms, make_limit_terms
-from toc.timer.limit_store import PartitionHold, PartitionRelease, PartitionWish
+from toc.timer.limit_store import VALUES_MAX, PartitionHold, PartitionRelease, PartitionWish
+from toc.timer.lua_scripts import ScriptCall
 
 TYPE = "order.close"
 HOLD_MS = 5000
@@ -207,3 +210,29 @@ def test_redis_does_what_the_model_does(
     _check_rate(model)
     rig.wipe()
     rig.close()
+
+
+def test_a_call_of_a_script_has_a_bounded_number_of_values(
+    make_limit_rig: MakeLimitRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, sizes = make_limit_rig(), list[int]()
+    call_scripts = rig.server.call_scripts
+
+    def call_and_measure(calls: Sequence[ScriptCall]) -> list[Any]:
+        sizes.extend(len(call.args) for call in calls)
+        return call_scripts(calls)
+
+    monkeypatch.setattr(rig.server, "call_scripts", call_and_measure)
+    terms = make_limit_terms("1/s", 1, 1, None)
+    assert terms is not None
+    many = [(str(n), f"{n}:token") for n in range(900)]
+    store = rig.store
+    store.take(TYPE, terms, HOLD_MS, [PartitionWish(name, [holder]) for name, holder in many])
+    taken, sizes[:] = list(sizes), []
+    store.hold(TYPE, [PartitionHold(name, [(HOLD_MS, holder)]) for name, holder in many])
+    held, sizes[:] = list(sizes), []
+    unused = [(at_ms, 1) for at_ms in (1, 2, 3)]
+    store.release(TYPE, terms, [PartitionRelease(name, unused, [holder]) for name, holder in many])
+    for found in (taken, held, sizes):
+        assert len(found) > 1
+        assert max(found) <= VALUES_MAX + 10  # values that stand once in each call
